@@ -75,7 +75,7 @@ _THREADS: Final = 16
 number of CPUs that the process may use, Python 3.11 from the total number of CPUs in the machine.
 """
 _PREFLIGHT_SECONDS: Final = 2.0
-"""Interval between preflight checks while the pod has faults."""
+"""Interval between preflight checks while a fatal fault prevents the service from starting."""
 _LEFTOVERS_SECONDS: Final = 300.0
 _THRESHOLDS: Final = (700, 10, 10)
 """Garbage collector thresholds after startup, as passed to gc.set_threshold()."""
@@ -211,9 +211,9 @@ class Service:
     def unready(self) -> tuple[Notice, ...]:
         """Updates the pod's readiness and logs changes.
 
-        Returns the problems that make the pod unready, or nothing if it is ready. A problem makes the pod unready once
-        it has lasted for 10 s (numa_node/readiness.py). After LEASE_SECONDS without a report, the
-        backend is treated as a problem, so the pod becomes unready 20 s after the backend's last report.
+        Returns the problems that make the pod unready, or an empty tuple if it is ready. A problem makes the pod
+        unready once it has lasted for 10 s (numa_node/readiness.py). The lack of reports from the backend becomes a
+        problem after LEASE_SECONDS, so the pod becomes unready 20 s after the backend's last report.
         """
         return self.readiness.update(self._problems())
 
@@ -322,8 +322,8 @@ class Service:
         self.node_events.observe_lasting(self._lasting_conditions())
 
     def _lasting_conditions(self) -> list[NodeCondition]:
-        """Returns the Node's lasting conditions. While the backend is not reporting, the conditions that it last
-        reported still apply.
+        """Returns the Node conditions whose Events are repeated for as long as the conditions last. While no claim can
+        be prepared, e.g. because the backend is not reporting, the result still contains the backend's last conditions.
         """
         if self.backend.live:
             self._reported = [NodeCondition(one.code, one.text, one.code) for one in self.backend.conditions]

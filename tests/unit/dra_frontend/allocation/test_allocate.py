@@ -77,7 +77,7 @@ def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
     assert len(decided(view("u", cpus(1)), ledger=holding(first)).cpus_of()) == 1
     running = report(claims=[{"uid": "u", "driver": "dra.cpu"}])
     text = refused(view("u", cpus(1)), ledger=holding(first, containers=(running,)))
-    assert "was reallocated while container work of pod ns/p is still running" in text
+    assert "was reallocated, but container work of pod ns/p is still running" in text
     assert "the kubelet retries" in text
 
 

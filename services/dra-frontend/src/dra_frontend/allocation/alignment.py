@@ -69,7 +69,7 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """The CPUs with this value in the device of each CPU result, keyed by the result's index in the claim."""
+    """The CPUs of each CPU result's device that have this value, keyed by the result's index in the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ class Join:
 
     attribute: str
     partners: tuple[str, ...]
-    """Names of the other devices that the constraint covers; their values are fixed."""
+    """Names of the devices that the constraint covers but from which no CPUs are chosen: memory devices, other drivers'
+    devices, and devices allocated with administrative access. Their attribute values are fixed.
+    """
     choices: tuple[Choice, ...]
 
 
@@ -159,7 +161,8 @@ class _Covered:
         if not common:
             shown = "; ".join(f"{name} has {_listed(one for _, one in values)}" for name, values in (*own, *partners))
             raise Refused(f"matchAttribute {self.attribute}: the claim's devices have no value in common: {shown}")
-        # Values with the same CPUs form a single choice, because a NUMA node often has several PCIe roots.
+        # Values with the same CPUs form a single choice. Such values are common, since a NUMA node often has several
+        # PCIe roots.
         choices: dict[tuple[frozenset[int], ...], Choice] = {}
         for _, value in sorted(common, key=lambda one: (one[0].__name__, one[1])):
             cpus = {place: table[value] for place, table in self.tables.items()}

@@ -33,7 +33,9 @@ class DriverClaim:
     parameters.
     """
     refusal: Refused | None
-    """Reason why the claim cannot be allocated. A claim that already has a record keeps it."""
+    """Reason why the claim's parameters are refused, or None if they are accepted. A claim that already has a record
+    with the same results keeps its record even if its parameters are refused.
+    """
     config: Config
     others: OtherDevices = NO_OTHERS
 
@@ -108,8 +110,8 @@ def allocate_claim(
                 raise
     elif users:
         raise Refused(
-            f"{parsed.view} was reallocated while container {users[0].name} of pod "
-            f"{users[0].pod_namespace}/{users[0].pod_name} is still running with its old allocation; the kubelet "
+            f"{parsed.view} was reallocated, but container {users[0].name} of pod "
+            f"{users[0].pod_namespace}/{users[0].pod_name} is still running with the old allocation; the kubelet "
             "retries until that container has exited"
         )
     try:

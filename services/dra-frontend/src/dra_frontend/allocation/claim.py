@@ -2,8 +2,8 @@
 """Parses ResourceClaims of ``resource.k8s.io/v1`` into immutable values.
 
 A :class:`ClaimView` contains the claim's allocation results for our two drivers, the pods that the claim is reserved
-for, and the claim's opaque parameters. Results and parameters for other drivers are skipped, except for results that a
-``matchAttribute`` constraint may tie to ours.
+for, and the claim's opaque parameters. Parameters for other drivers are skipped. Results for other drivers are included
+only if the claim has ``matchAttribute`` constraints, because their devices may have to match ours.
 """
 
 from collections.abc import Mapping
@@ -138,7 +138,9 @@ class ClaimView:
     """
     matches: tuple[Match, ...] = ()
     others: tuple[OtherDevice, ...] = ()
-    """Allocation results for other drivers, in the scheduler's order; empty if the claim has no constraints."""
+    """Allocation results for other drivers, in the scheduler's order; empty if the claim has no ``matchAttribute``
+    constraints.
+    """
 
     def __str__(self) -> str:
         return f"claim {self.claim.full_name}"
@@ -179,7 +181,10 @@ def count_of(driver: str, result: AllocationResult) -> int:
             f"is the feature gate {SHARING} enabled in the API server and the scheduler?"
         )
     if not 0 < taken < _AMOUNT_LIMIT or taken.denominator != 1:
-        raise Refused(f"request {name}: {shown(taken)} of {key} is not a positive whole number of {_UNITS[driver]}")
+        raise Refused(
+            f"request {name}: the value {shown(taken)} of consumedCapacity[{key}] is not a positive whole number of "
+            f"{_UNITS[driver]}"
+        )
     return int(taken)
 
 

@@ -7,8 +7,8 @@ lost, the claim instead gets the CPUs to which its running containers are pinned
 
 Results on one device compete for its CPUs, so the order in which they are served matters: a result that needs whole
 cores may fail merely because a less demanding result was served first. The strictest result goes first; if that fails,
-other orders are tried within the limits below. Constraints (``matchAttribute``) narrow a device first; see
-:mod:`~dra_frontend.allocation.alignment`.
+other orders are tried within the limits below. Before any CPUs are chosen, constraints (``matchAttribute``) narrow the
+devices; see :mod:`~dra_frontend.allocation.alignment`.
 """
 
 from collections import defaultdict

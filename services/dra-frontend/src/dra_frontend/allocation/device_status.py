@@ -120,8 +120,8 @@ def differs(entries: Entries, present: Entries) -> bool:
 
 
 def settled(entries: Entries, present: Entries) -> Entries:
-    """Returns the entries. If a claim no longer has a container, its entries keep the ``Enforced`` condition that the
-    server has (unless its status is Unknown), because a new container may start.
+    """Returns the entries to write. If no container is using a claim, the claim's entries keep the ``Enforced``
+    condition that the server has, because a new container may start. A condition with status Unknown is not kept.
     """
     kept = {}
     for key, entry in entries.items():

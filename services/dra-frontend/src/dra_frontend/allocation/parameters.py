@@ -55,7 +55,7 @@ def _written(group: type[Fields], name: str) -> str:
 
 
 class Section(Fields):
-    """Parameters of one driver."""
+    """Base class for a parameter section, which contains the parameters for one driver."""
 
     KEY: ClassVar[str]
     """The parameter section's key, a sibling of ``apiVersion``."""

@@ -87,8 +87,8 @@ def pool_target(
 
 
 def shares(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str, str]]:
-    """Yields (key, UID, reason) for each waiting result. The reason explains why the result's pages do not exist yet;
-    it is "" if they exist.
+    """Yields, for each waiting result, the key of its ``status.devices`` entry, its claim's UID, and the reason why its
+    pages do not exist yet, or "" if they exist.
     """
     left = outcome.pages * target.device.page_bytes - target.held
     short = f"the kernel has allocated {outcome.pages} of {target.needed} pages of {target.device.name}"

@@ -141,7 +141,7 @@ def _named_cpus(set_fields: SetFields, choosing: list[str]) -> frozenset[int]:
 def memory_parameters(
     set_fields: SetFields, devices: Sequence[MemoryDevice], size: int, protection: MemoryProtection
 ) -> MemoryParameters:
-    """Returns the memory parameters of a request that has ``size`` bytes in total on its devices. Raises Refused."""
+    """Returns the memory parameters of a request whose results total ``size`` bytes. Raises Refused."""
     for name, given in set_fields.items():
         if fault := _memory_fault(name, given.value, devices, size, protection):
             raise refusal(given.source, MemoryConfig.path(name), fault)

@@ -53,7 +53,7 @@ _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[][{}]', re.DOTALL)
 
 
 def read_object(call: Call, data: bytes, kind: str) -> Document:
-    """Returns the requested object. Raises UnavailableError for anything else."""
+    """Returns the object that was requested. Raises UnavailableError if the response is not that object."""
     document: Document = _parsed(call, data)
     if not _is_usable(kind, document) or document.get("kind") != kind:
         raise UnavailableError(call.operation, f"the response is not a {kind}; is this an API server?")
@@ -105,8 +105,8 @@ def _split_items(data: bytes) -> tuple[bytes, list[bytes]]:
 def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
     """Returns a watch event's type and object. Raises the error that an ERROR event contains.
 
-    If only the object's version is valid, returns the object as a BOOKMARK. Raises UnreadableError if the event must be
-    skipped because its object is malformed, and UnavailableError if the line is not an event.
+    A malformed object is returned as a BOOKMARK if it has a resource version. Raises UnreadableError if the event must
+    be skipped because this client rejects part of its JSON, and UnavailableError if the line is not an event.
     """
     try:
         event = _parsed(call, line)
@@ -222,7 +222,7 @@ def _remedy(call: Call, code: int) -> str:
 
 
 def _redirected(headers: Mapping[str, str]) -> str:
-    """Returns the part of an error message that names a redirect's target, without path and credentials."""
+    """Returns the part of an error message that names a redirect's target, without the path and credentials."""
     location = next((value for key, value in headers.items() if key.lower() == "location"), "")
     try:
         host = urlsplit(location[:_MAX_LOCATION_LENGTH]).netloc.rpartition("@")[2]

@@ -176,8 +176,9 @@ class KubeClient:
         """Yields the items and the metadata of each page in a list.
 
         ``pace`` throttles the first request, and ``later`` (if given) all subsequent ones. A page that is too large is
-        requested again in smaller pages, and a single object that is too large is skipped. The number of items, the
-        time and the tokens are limited, so an error is raised if the server keeps announcing another page.
+        requested again in smaller pages, and a single object that is too large is skipped. If the server keeps
+        announcing another page, an error is raised: the number of items, the total time and the length of continue
+        tokens are limited, and a repeated token is refused.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time
@@ -331,8 +332,8 @@ class KubeClient:
 
 
 def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
-    """Returns a page's continue token, or "" for the last page. Raises UnavailableError if an earlier page had the same
-    token.
+    """Returns a page's continue token, or "" for the last page. Raises UnavailableError if the token is too long or if
+    an earlier page had the same token.
     """
     token = str(metadata.get("continue") or "")
     if len(token) > _MAX_TOKEN_LENGTH:

@@ -52,8 +52,8 @@ class _Session:
     * Redirects are returned, not followed. aiohttp would repeat the request up to ten times, and would send the token
       again if the host is the same.
     * Cookies are dropped. aiohttp would keep every response's cookies without a limit, and send them again.
-    * Responses are not decompressed. No compression is requested, and a few kilobytes could grow a thousandfold before
-      their size is checked against the limit.
+    * Responses are not decompressed. This client requests no compression, and a compressed response of a few kilobytes
+      could expand a thousandfold before its size is checked against the limit.
     * The environment is read once. With ``trust_env``, aiohttp would read ``~/.netrc`` and the proxy variables for each
       request, each in a thread, which takes longer than the rest of the request.
     """

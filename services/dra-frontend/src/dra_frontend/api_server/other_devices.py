@@ -63,7 +63,7 @@ async def _read_all(
     source: SliceSource, node: str, wanted: frozenset[Key], found: dict[Key, Mapping[str, Values]]
 ) -> None:
     """Reads the wanted devices that are not in ``found`` yet, and adds their attributes to it. Raises KubeError."""
-    # The node's own slices come first, since there are few of them. There may be many for network-attached devices.
+    # The node's own slices are read first, because there are only a few. Network-attached devices may have many slices.
     for place in (node, ""):
         for driver in sorted({driver for driver, _, _ in wanted - found.keys()}):
             missing = frozenset(key for key in wanted - found.keys() if key[0] == driver)

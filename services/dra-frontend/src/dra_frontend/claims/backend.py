@@ -234,7 +234,8 @@ class BackendView:
     generation: int = 0
     """Generation of the state that the reports describe, or 0 until this backend has sent reports."""
     complete: bool = False
-    """True if the reports are this backend's current state, in which case a container without a report does not exist.
+    """True if the reports describe this backend's current state. If they do, a container without a report does not
+    exist.
     """
     unreadable: str = ""
     """Reason why a report could not be parsed, or "" if all reports could be parsed."""
@@ -297,8 +298,8 @@ class BackendView:
 
     @property
     def own_fault(self) -> Notice | None:
-        """Reason why this pod's backend can neither enforce claims nor act as a standby, or None if it can do one of
-        the two.
+        """Reason why this pod's backend can neither enforce claims nor act as a standby, or None if there is no such
+        reason.
         """
         if self.status is None:
             text = "nri-backend has not reported yet; see the log of its container"
@@ -353,7 +354,9 @@ class BackendView:
 
     @property
     def configured(self) -> tuple[Notice, ...]:
-        """Consequences of the configuration that operators should know about, independent of the reports."""
+        """Consequences of the configuration that operators should know about. They apply even if the backend has not
+        reported.
+        """
         found = list[Notice]()
         if self.config.observes:
             seen = self.status.observation if self.status is not None else None

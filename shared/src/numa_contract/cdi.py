@@ -54,7 +54,7 @@ class ClaimFile:
     """Allocated bytes, keyed by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """CPUs by request name. The key is the request name that the CDI device's name contains, or "" if the claim has
-    only one request. Without a record, the CPUs come from the environment.
+    only one request. Without a record, the CPUs are parsed from the file's environment variables.
     """
 
     @classmethod
@@ -102,7 +102,8 @@ def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
 
 
 def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
-    """Returns the CDI mounts for a container that uses ``request`` (base name): metadata and hugepages.
+    """Returns the CDI mounts for the metadata and hugepages of a container that uses ``request`` (the request's name
+    without a subrequest).
 
     The runtime mounts a new hugetlbfs instance in each container. The instance disappears when the container exits.
     """
@@ -154,7 +155,9 @@ def _environment(document: Any) -> list[str]:
 
 
 def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[str, int]]:
-    """Parses the environment: CPUs by request ("" if the claim has only one request), and bytes by memory device."""
+    """Parses a claim file's environment variables. Returns CPUs by request ("" if the claim has only one request), and
+    bytes by memory device.
+    """
     cpus: dict[str, frozenset[int]] = defaultdict(frozenset)
     memory: dict[str, int] = defaultdict(int)
     for entry in environment:
@@ -177,8 +180,9 @@ def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[s
 def parse_claim_file(name: str, data: bytes) -> ClaimFile:
     """Parses a claim's file from its name and content.
 
-    An unreadable record is reported in ``problem`` if the CDI part is readable. The claim's CPUs and memory then come
-    from the environment and stay allocated. Raises MalformedError if the file is not a CDI document of this driver.
+    An unreadable record is reported in ``problem`` if the CDI part is readable. The claim's CPUs and memory are
+    then parsed from the file's environment variables and stay allocated. Raises MalformedError if the file is not a CDI
+    document of this driver.
     """
     identity = parse_cdi_file_name(name)
     if identity is None:

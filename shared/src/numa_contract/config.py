@@ -31,7 +31,9 @@ from numa_contract.pagesize import parse_page_size
 from numa_contract.quantity import parse_quantity
 
 MAX_FAULTS: Final = 16
-"""Maximum number of faults in a ConfigError's message, since there can be many long keys."""
+"""Maximum number of faults listed in a ConfigError's message. The limit keeps the message short even if the file has
+many long keys.
+"""
 
 
 class ConfigError(ContractError):
@@ -71,7 +73,7 @@ def faults_of(
 
 
 def _key_text(key: str | int) -> str:
-    """Returns a key as the file contains it, or quoted and truncated if it is long or has control characters."""
+    """Returns a key as it appears in the file, or quoted and truncated if it is long or has unprintable characters."""
     text = str(key)
     return text if text.isprintable() and len(text) <= SHOWN_CHARACTERS else shown(text)
 
@@ -85,13 +87,13 @@ def _absolute(path: str) -> str:
 def _volatile(path: str) -> str:
     # The CDI directory is the database of prepared claims. A reboot must empty it, because a reboot ends all claims.
     if path == "/etc" or path.startswith("/etc/"):
-        raise ValueError("must not be under /etc: files there survive a reboot, and claims do not; use /var/run/cdi")
+        raise ValueError("must not be under /etc: files there survive a reboot, but claims do not; use /var/run/cdi")
     return path
 
 
 _NUMBER_BITS: Final = 64
-"""Maximum size in bits of an integer that is converted to text, since the time to convert it grows with the square of
-its size.
+"""Maximum size in bits of an integer that is converted to text. The size is limited because the time for the conversion
+grows with the square of the size.
 """
 
 
@@ -241,8 +243,9 @@ class Config(Section):
     """
     cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
     """How claimed CPUs are isolated. ``partition``: the kernel isolates them in cpuset partitions, and claims that it
-    cannot enforce are refused. ``pool``: the driver confines other containers to the shared pool. ``auto``: as with
-    ``partition`` if possible, else as with ``pool``."""
+    cannot enforce are refused. ``pool``: the driver confines other containers to the shared pool. ``auto``: like
+    ``partition`` if possible, else like ``pool``.
+    """
     pool_growth: Literal["immediate", "lazy"] = "immediate"
     """When running containers without a CPU claim may use CPUs that a claim has released: ``immediate``, or ``lazy``
     (the next time the driver changes these containers' CPUs anyway).

@@ -96,7 +96,7 @@ def brackets_too_deep(text: bytes) -> bool:
 
 
 def value_too_deep(value: Any) -> bool:
-    """Returns True if a value of lists and maps is nested too deeply, regardless of how it was built."""
+    """Returns True if a value that consists of lists and maps is nested too deeply, regardless of how it was built."""
     level = _containers([value])
     for _ in range(MAX_NESTING):
         level = [inner for one in level for inner in _containers(one.values() if isinstance(one, dict) else one)]

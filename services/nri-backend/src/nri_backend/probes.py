@@ -72,7 +72,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._pages = pages
         self._others = others
         self._seconds = seconds
-        # The buffer is small, because one iteration of the event loop may fill one for each peer.
+        # The buffer is small, because one iteration of the event loop may fill the buffers of all connections.
         self._buffer = memoryview(bytearray(_MAX_BYTES))
         self._read = 0
         self._answered = False

@@ -99,7 +99,7 @@ class Telemetry:
         self._kills = _Series("memory_kills", text)
         self._mover = _Series(
             "mover_duration_seconds",
-            "Duration of moving other containers off claimed CPUs in seconds.",
+            "Time taken to move other containers off claimed CPUs, in seconds.",
             buckets=_MOVER_SECONDS,
         )
 
@@ -131,7 +131,7 @@ class Telemetry:
         self._kills.count(by=count)
 
     def observed(self) -> None:
-        """Counts one pass over all cgroups with ``enforcement: observe``. Such passes replace the audits."""
+        """Counts one pass over all cgroups. With ``enforcement: observe``, such passes replace the audits."""
         self.counters["audits"] += 1
 
     def moved(self, count: int, seconds: float) -> None:
@@ -149,7 +149,7 @@ class Telemetry:
     ) -> tuple[Metric, ...]:
         """Returns all counters, and the gauges with their current values.
 
-        ``containers`` maps each kind to its number of containers, ``exclusivity`` is the mode in effect and the
+        ``containers`` maps each kind to its number of containers, ``exclusivity`` contains the mode in effect and the
         configured mode, and ``enforcement`` is the configured value.
         """
         if self._last_event is not None:

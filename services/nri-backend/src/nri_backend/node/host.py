@@ -44,7 +44,7 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[],
         names = [entry.name for entry in path.iterdir()] if path.exists() else []
         sizes = [parse_page_size(name) for name in names if name.startswith("hugepages-")]
     except (OSError, ValueError) as error:  # MalformedError, or UnicodeDecodeError
-        raise HostError(f"{path}: {error}; mount the node's /sys there or set --host-root") from error
+        raise HostError(f"{path}: {error}; mount the node's /sys under the host root, or set --host-root") from error
     obstacle = tree.partition_obstacle() or partition_obstacle()
     return Host(online, tuple(sorted(sizes)), partitions=not obstacle, obstacle=obstacle)
 
@@ -61,19 +61,18 @@ class HostReader:
         permits.
         """
         self.problem = NO_PROBLEM
-        """Reason why the machine cannot be read; empty if it can."""
+        """Reason why the CPUs or hugepage sizes cannot be read; empty if they can."""
         self._read = read
         self._changed = changed
         self._probe_is_due = probe_is_due
 
     async def refresh(self) -> None:
-        """Reads the machine again. If that fails, the last reading stays in use.
+        """Reads the CPUs and hugepage sizes again. If that fails, the last values stay in use.
 
-        The machine is read on the event loop itself, because that takes less time than switching to a thread. Reading
-        does not wait for the cgroup locks: the kernel formats sysfs files from memory, and looks up and lists cgroups
-        under the kernfs lock (kernfs_iop_getattr() and kernfs_fop_readdir() in fs/kernfs). A write to a cgroup may have
-        to wait for the cgroup locks. Only the probe writes to cgroups, so the machine is read in a thread if a probe
-        is due.
+        They are read on the event loop itself, because that takes less time than switching to a thread. Reading does
+        not wait for the cgroup locks: the kernel formats sysfs files from memory, and looks up and lists cgroups under
+        the kernfs lock (kernfs_iop_getattr() and kernfs_fop_readdir() in fs/kernfs). A write to a cgroup may have to
+        wait for the cgroup locks. Only the probe writes to cgroups, so they are read in a thread if a probe is due.
         """
         try:
             host = await asyncio.to_thread(self._read) if self._probe_is_due() else self._read()

@@ -2,9 +2,9 @@
 """The only module of the backend that writes the node's files: those of cgroups, interrupts and slices. It also decides
 whether irqbalance's settings may be changed.
 
-`NodeFiles` makes the changes. `ObservedFiles` has the same methods but makes no changes: it records each one with the
-current content of the file (``enforcement: observe``). Writes to the driver's own directories, which contain the lock,
-the heartbeat and the enforcement records, are not changes to the node and do not use this module.
+`NodeFiles` makes the changes. `ObservedFiles` (for ``enforcement: observe``) has the same methods, but only records
+each requested change together with the file's current content. Writes to the driver's own directories, which contain
+the lock, the heartbeat and the enforcement records, are not changes to the node and do not use this module.
 tests/unit/test_node_writers.py lists every module that writes a file, and fails if any other module does. Every method
 blocks.
 
@@ -67,7 +67,7 @@ class NodeFiles:
         os.mkdir(path)  # noqa: PTH102
 
     def remove_cgroup(self, path: str) -> None:
-        """Removes a cgroup without processes and children. Raises OSError."""
+        """Removes a cgroup that has neither processes nor children. Raises OSError."""
         os.rmdir(path)  # noqa: PTH106
 
 
@@ -115,7 +115,7 @@ class ObservedFiles(NodeFiles):
 
 
 def check_writable(path: str) -> None:
-    """Opens a file for writing and writes nothing. Raises OSError if that is not possible."""
+    """Checks that a file can be opened for writing, without writing to it. Raises OSError if it cannot."""
     os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
 

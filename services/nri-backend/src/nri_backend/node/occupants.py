@@ -42,11 +42,11 @@ def occupants(
 ) -> dict[str, frozenset[int] | None]:
     """Returns the containers that are, or may be, running on the CPUs in ``own``, each with its effective CPUs.
 
-    ``partition`` is True if the CPUs are to become a partition. A container that has online configured CPUs, but none
-    in ``own``, is then left out. Its effective CPUs may still include those in ``own``: if all of its configured CPUs
-    belong to other partitions, its effective CPUs are those of its parent. The audit cannot move such a container. It
-    need not, because the kernel takes a new partition's CPUs away from all other cgroups, unless the configured CPUs of
-    a sibling overlap with the partition.
+    ``partition`` is True if the CPUs are to become a partition. In that case, a container is left out if some of its
+    configured CPUs are online and none of these are in ``own``. Its effective CPUs may still include those in ``own``:
+    if all of its configured CPUs belong to other partitions, its effective CPUs are those of its parent. The audit
+    cannot move such a container, and does not need to: the kernel takes a new partition's CPUs away from all other
+    cgroups, unless the configured CPUs of a sibling overlap with the partition.
     """
     found: dict[str, frozenset[int] | None] = {}
     read = others.contents(others.paths, EFFECTIVE)
@@ -99,8 +99,8 @@ def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list
     """Returns the cgroups in which a pod's virtual machine or sandbox runs; none if the pod has no processes.
 
     ``beside`` contains the cgroups of the pod's containers that run outside the sandbox. If one of the sandbox's
-    cgroups has no cpuset files, returns the pod's cgroup if ``beside`` is empty, else only those of the sandbox's
-    cgroups that have such files. Raises CgroupAccessError.
+    cgroups has no cpuset files, the result depends on ``beside``: if it is empty, only the pod's own cgroup is
+    returned; otherwise, only the sandbox's cgroups with cpuset files are returned. Raises CgroupAccessError.
     """
     children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in beside]
     found = [path for path in children if tree.populated(path)]

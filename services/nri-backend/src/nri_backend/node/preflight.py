@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the node before anything starts. Every error message names the remedy."""
+"""Checks the node before any other part of the backend starts. Every error message names the remedy."""
 
 import os
 from collections.abc import Iterable, Sequence

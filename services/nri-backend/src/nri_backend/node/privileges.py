@@ -240,7 +240,7 @@ def _probe(tree: CgroupTree, host_root: str) -> str:
     """Requests a partition that the kernel always rejects, and returns the kernel's reason.
 
     Raises OSError, ValueError, CgroupGoneError or CgroupAccessError if that is not possible. Another instance that
-    starts at the same time may remove the cgroup as a leftover; the probe is then repeated.
+    starts at the same time may mistake the probe's cgroup for a leftover and remove it; the probe is then repeated.
     """
     cpu = str(min(possible_cpus(host_root)))
     for _ in range(_PROBE_ATTEMPTS - 1):

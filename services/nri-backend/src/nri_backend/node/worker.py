@@ -59,7 +59,7 @@ class _Job(Generic[Result]):
     """Name of the current step."""
     passed_by: bool = False
     at_work: threading.Lock = field(default_factory=threading.Lock)
-    """Locked before the job is started, and released once run() has ended."""
+    """Lock that is acquired before the job is started, and released once run() has ended."""
 
     def run(self) -> None:
         """Runs at least one step, unless the worker gave up on the job before it began."""

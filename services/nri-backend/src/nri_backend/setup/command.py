@@ -42,7 +42,7 @@ examples:
   {COMMAND} dump.toml
   # From a pipe, with the drop-in written to a file
   containerd config dump | {COMMAND} --write 90-dra-driver-numa.toml
-  # So that no container starts without the driver
+  # To prevent containers from starting without the driver
   {COMMAND} --require-plugin dump.toml
 
 Exit status: 0 if nothing is missing or FILE was written; 1 if something is missing; 2 for a usage error or
@@ -50,7 +50,7 @@ unusable input."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line."""
+    """Argument parser that reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(_EXIT_UNUSABLE, f"{COMMAND}: {message}; see {COMMAND} --help\n")

@@ -4,8 +4,8 @@
 :mod:`numa_node.runtimes.settings` lists the settings. :mod:`numa_node.runtimes.containerd` parses the dump and
 describes how each release merges its files.
 
-A drop-in for containerd 2 contains only the keys to change and no version line, so it can be combined with a
-config.toml of any version (2.0.2 and later). containerd 1.7 replaces whole sections, so its drop-in repeats the
+A drop-in for containerd 2 contains only the keys to change and no version line, so containerd 2.0.2 and later can
+combine it with a config.toml of any version. containerd 1.7 replaces whole sections, so its drop-in repeats the
 complete section from the dump.
 """
 

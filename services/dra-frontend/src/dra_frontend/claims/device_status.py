@@ -63,7 +63,7 @@ _DENIED: Final = (300.0, 3600.0)
 denied. The delay applies either to all claims in a namespace or to all claims on the node.
 """
 _MAX_DENIALS: Final = 3
-"""Number of claims in a namespace whose writes must be denied in a row before the whole namespace is paused."""
+"""Number of consecutive denied writes in a namespace after which the whole namespace is paused."""
 _NOT_WRITTEN: Final = "claim statuses not written; the claims work without them"
 
 
@@ -81,14 +81,14 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """Devices as of the last time the machine was read. A new object replaces this one whenever anything
-        changes.
-        """
+        """Devices as of the last scan of the machine. A new object replaces this one whenever anything changes."""
 
 
 @dataclass(slots=True, eq=False)
 class DeviceStatus:
-    """Compares claims' statuses with records and reports, and writes differences at a limited rate."""
+    """Compares claims' statuses with the claim records and the backend's reports, and updates the statuses that differ,
+    at a limited rate.
+    """
 
     _writer: StatusWriter
     _store: ClaimStore
@@ -147,7 +147,7 @@ class DeviceStatus:
         for uid in sorted(due, key=times.__getitem__):
             if self._paused_until > now or attempts == MAX_WRITES_PER_TICK:
                 break
-            if self._postponed(uid):  # an earlier attempt in this tick may have postponed the namespace
+            if self._postponed(uid):  # an earlier attempt in this tick may have paused the namespace
                 continue
             attempts += 1
             try:
@@ -240,9 +240,10 @@ class DeviceStatus:
             self._complaints.say(uid, "claim status not written", error)
 
     def _deny(self, uid: str, why: str, most: int = _MAX_DENIALS) -> None:
-        """Postpones a claim whose write was denied; after several denials, pauses the whole namespace.
+        """Counts a denied write. After ``most`` consecutive denials in a namespace, pauses all writes in the namespace.
 
-        A policy can deny the writes in one namespace. If writes are denied in several namespaces, all writes pause.
+        A policy may deny the writes in just one namespace. If writes are denied in several namespaces, all writes are
+        paused.
         """
         namespace = self._claims[uid].namespace
         self._count("denied")

@@ -174,11 +174,13 @@ class Transaction:
     certain: bool
     """True if the reports are complete, in which case a container that is missing from them is not running."""
     answered: Mapping[ClaimKey, Mapping[str, int]]
-    """The API server's responses about lost claims, in the same form as in the ledger. A claim's entry is dropped once
-    the claim has a record or is released.
+    """The API server's responses about lost claims, in the same form as ``answered`` in the ledger. A claim's entry is
+    dropped once the claim has a record or is released.
     """
     unlisted: bool = False
-    """True if there may be prepared claims that are in neither a file nor the journal, as in the ledger."""
+    """True if there may be prepared claims that are in neither a file nor the journal; see ``unlisted`` in the
+    ledger.
+    """
     ended: frozenset[ClaimKey] = frozenset()
     """Claims that another instance had finished releasing when the transaction began; see ``ended`` in the ledger."""
     unconfirmed: frozenset[ClaimKey] = frozenset()
@@ -198,7 +200,7 @@ class Transaction:
 
     @property
     def files(self) -> Mapping[ClaimKey, ClaimFile]:
-        """All prepared claims."""
+        """All claim files, including the contents of vanished ones."""
         on_disk = self._files.view.files
         return {**on_disk, **self.vanished} if self.vanished else on_disk
 
@@ -305,8 +307,9 @@ class Transaction:
         or from its own vanished file.
 
         If a container uses a vanished record's claim, the record is restored anyway, and recovery sets the other record
-        aside. The exception is a container that the reports show on other CPUs: its claim was lost earlier and was
-        rebuilt with those CPUs.
+        aside. There is one exception: if the reports show that the container runs on CPUs other than those in the
+        vanished record, the record is dropped. In this case the claim was lost earlier and was rebuilt with the CPUs
+        that the container runs on.
         """
         self._ledger = None
         known = Ledger(self._files.view.files, self.releasing, self.containers)
@@ -318,7 +321,7 @@ class Transaction:
             if taken and (running or not known.users(file.uid)):
                 del self.vanished[key]
                 extra = {"driver": file.driver, "uid": file.uid, "cpus": sorted(taken)}
-                _log.warning("lost claim record not restored, its CPUs have been reallocated", extra=extra)
+                _log.warning("lost claim record not restored because its CPUs have been reallocated", extra=extra)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
         """Removes the file of a record that conflicts with another record. The claim is then lost."""

@@ -146,7 +146,8 @@ class Journal:
             return
         if stamp == self._former and all(map(any, heads)):
             # The newer slot has been damaged. Its entries are still in memory and must be written again, as after a
-            # failed write. If another instance had just created the file, that slot would be all zeros.
+            # failed write. The file is not one that another instance has just created: in such a file, one slot would
+            # contain only zeros.
             self._stamp, self._former = stamp, (0, 0)
             self.problem = f"{self._path} is damaged"
             return

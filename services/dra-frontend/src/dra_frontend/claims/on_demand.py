@@ -76,7 +76,7 @@ class ClaimApi(Protocol):
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]], manager: str
     ) -> dict[str, Any]:
-        """Applies ``devices`` as the manager's entries. Raises KubeError."""
+        """Applies ``devices`` to a claim's status under the field manager ``manager``. Raises KubeError."""
 
 
 class Pools(Protocol):
@@ -258,8 +258,8 @@ class HugepagesOnDemand:
         """Resizes pools and updates claims to match the current claims and records. Returns False if a step must be
         retried.
 
-        A claim whose pages exist gets its result only after the machine has been read again: Prepare uses the values
-        last read, and the kubelet retries a failed Prepare only after a minute.
+        A claim whose pages exist gets its result only once the inventory includes these pages: Prepare allocates from
+        the inventory, and the kubelet retries a failed Prepare only after a minute.
         """
         waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
         known = (self.claims.by_uid or {}).keys()

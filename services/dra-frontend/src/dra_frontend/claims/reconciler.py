@@ -108,8 +108,9 @@ class Reconciler:
         """
         ledger, decided = self._store.ledger, True
         # No owner is stored between a container's creation and its start, since the backend would then have to scan the
-        # directory again before the start. Until the container starts, the backend itself remembers it as the claim's
-        # first user. If the backend restarts in the meantime, it learns of the container from the runtime.
+        # directory again before the start. Until the container starts, the backend itself remembers that the container
+        # is the claim's first user. If the backend restarts in the meantime, it learns of the container from the
+        # runtime.
         uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid))]
         containers = ledger.containers if self._backend.live else None
@@ -151,10 +152,11 @@ class Reconciler:
         self._detached = self._store.detached
 
     async def sweep_some(self) -> bool:
-        """Compares the next claim's records with the claim itself, if this instance leads. Does not raise.
+        """Compares the next claim's records with the claim itself, if this pod is the node's active pod.
 
-        A sweep reads one claim at each tick, so it causes at most one request every two seconds. The delay only affects
-        claims that were deleted without the kubelet releasing them. Returns True while this sweep has claims left.
+        Does not raise. A sweep reads one claim at each tick, so it causes at most one request every two seconds. The
+        delay only affects claims that were deleted without the kubelet releasing them. Returns True while this sweep
+        has claims left.
         """
         if not self._backend.leads:
             return False

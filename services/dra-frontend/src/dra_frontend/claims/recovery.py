@@ -73,9 +73,7 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """Devices as of the last time the machine was read. A new object replaces this one whenever anything
-        changes.
-        """
+        """Devices as of the last scan of the machine. A new object replaces this one whenever anything changes."""
 
 
 class KubeletCapabilities(Protocol):
@@ -110,7 +108,7 @@ class Recovery:
     """Time at which each lost claim is due to be read next."""
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
-    """Claims without a name that were still lost after the cluster's claims were last listed."""
+    """Lost claims whose name and namespace were still unknown after the cluster's claims were last listed."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
     """For each contested claim, the backend's latest report at the time when the claim's container was found on another
     claim's CPUs.
@@ -219,7 +217,8 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        mapped = self._config.publish_node_allocatable_resource_mapping  # NodeClaims determines this in the same way
+        # ``counted`` must be computed as in NodeClaims.
+        mapped = self._config.publish_node_allocatable_resource_mapping
         counted = mapped and await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
         # Compared by identity, since two consecutive reports may be equal.
@@ -281,16 +280,18 @@ class Recovery:
                 unusable[uid_of(document)] = name_of(document)
                 continue
             for driver, results in view.results.items():
-                # A claim that is not bound to a node by name may belong to another node, but each pool belongs to one
-                # node. The device itself may currently be missing, because its pages were freed or the machine cannot
-                # be read.
+                # If the allocation does not name a node, only the pool shows whether the claim belongs to this node.
+                # The device is not looked up: it may currently be missing, because its pages were freed or the machine
+                # cannot be read.
                 if any(is_device_of(self._node, driver, result.pool, result.device) for result in results):
                     names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
         await self._store.transact(partial(_add_listed, names=names, unusable=unusable))
         self._listed = self._nameless()
 
     async def _part_overlaps(self) -> bool:
-        """Returns True if two records share CPUs. If this instance leads, sets one of the two records aside."""
+        """Returns True if any two records share CPUs. If this pod is the node's active pod, sets one of the two records
+        aside.
+        """
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
         if pairs and self._backend.leads:
             self._complaints.say("overlap", "records hold the same CPUs", str(pairs))

@@ -159,8 +159,9 @@ class NodeClaims:
     async def _allocate(self, parsed: Sequence[DriverClaim], deadline: float) -> Answers:
         """Allocates resources to claims and stores their records as soon as the backend's reports are complete.
 
-        New reports may be on their way: allocating for a pod's first driver moves other containers, and the backend
-        reports the moves. Waiting for these reports takes milliseconds, whereas the kubelet retries after a minute.
+        New reports may be on their way: if a pod has claims for both drivers, the allocation for the first driver moves
+        other containers, and the backend reports the moves. Waiting for these reports takes milliseconds, whereas the
+        kubelet retries only after a minute.
         """
         if self.store.ledger.absent:
             await self.recovery.attempted()

@@ -103,9 +103,9 @@ class ClaimStore:
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
-    """For each release that still holds resources or that our backend has not read yet, its generation."""
+    """Generation of each release that still holds resources or that our backend has not read yet."""
     _lost_at: dict[ClaimKey, int] = field(default_factory=dict)
-    """For each lost CPU claim, the generation of the loss, if our backend has not read it yet."""
+    """Generation of each loss of a CPU claim that our backend has not read yet."""
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     @property
@@ -193,8 +193,8 @@ class ClaimStore:
         """Removes temporary files left by a crash during a write, and metadata of claims without a file.
 
         ``followed`` is True if an instance ran before this one. If that instance's journal is lost, the new journal
-        marks the claims as unlisted, for other instances and for the next instance in case this one exits before it has
-        listed the claims.
+        records that the claims have not been listed since. Other instances need to know this, and so does the next
+        instance if this one exits before it has listed the claims.
         """
         transaction.set_unlisted(transaction.unlisted or (followed and not self._journal.was_read))
         self._files.clear_leftovers()
@@ -370,8 +370,8 @@ class ClaimStore:
         return bool(ended)
 
     def _write_journal(self, transaction: Transaction) -> None:
-        # The entries are copies, since the transaction may continue and the journal compares the values with its next
-        # entries.
+        # The journal is given copies, because it keeps them for comparison with the next entries while the transaction
+        # may still change its own dictionaries.
         cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
         self._journal.write(Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubernetes feature gates that published devices depend on, and the device fields behind each gate.
 
-If a gate is disabled, the server drops the fields or rejects the slice. All of the driver's messages and comparisons
-use these names.
+If a gate is disabled, the server drops the fields or rejects the slice. All code that compares or prints the name of a
+gate or field uses these constants.
 """
 
 from collections.abc import Mapping

@@ -211,7 +211,8 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
 def _withheld(
     machine: Machine, config: Config, groups: Sequence[CpuDevice], held: frozenset[int], before: frozenset[int]
 ) -> frozenset[int]:
-    """Returns the CPUs to withhold from claims: from the last groups, lowest numbers first, whole cores where possible.
+    """Returns the CPUs to withhold from claims. They are taken from the last groups, lowest numbers first, and as whole
+    cores where possible.
 
     CPUs that were withheld before are preferred, and CPUs held by claims are used last.
     """

@@ -77,8 +77,9 @@ def is_explicit(config: Config) -> bool:
 
 
 def _system_nodes(machine: Machine) -> list[NumaNode]:
-    """Returns the NUMA nodes from which the kernel and daemons allocate, or all nodes if the kernel's files rule out
-    every node.
+    """Returns the NUMA nodes on which the kernel and daemons allocate memory: those with CPUs and normal memory.
+
+    If there are none, returns the nodes with normal memory or, failing that, all nodes with memory.
     """
     filled = [node for node in machine.numa_nodes.values() if node.memory_bytes]
     usual = [node for node in filled if node.cpus and node.normal_memory]

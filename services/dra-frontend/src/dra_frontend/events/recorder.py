@@ -395,7 +395,8 @@ class NodeEvents:
     def __init__(
         self, recorder: EventRecorder, node: str, instance: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        # The kubelet's Events also use the Node's name as the Node's UID, and kubectl describe selects Events by it.
+        # The kubelet's Events also use the Node's name as the Node's UID, and kubectl describe selects Events by this
+        # UID.
         self._observed = partial(Observation, ObjectReference("Node", "", node, node), source=instance)
         self._recorder = recorder
         self._clock = clock

@@ -31,7 +31,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 _MAX_SERIES: Final = 1000
 """Maximum number of time series accepted from a backend. A backend normally sends about 60."""
 _RENDER_SECONDS: Final = 1.0
-"""Minimum interval between two renderings."""
+"""Minimum interval in seconds between two renderings of the metrics. Scrapes in between return the same text."""
 _PLAIN: Final[Mapping[str, type[CounterMetricFamily | GaugeMetricFamily]]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -61,7 +61,7 @@ class NodeGauges(Collector):
             yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self.backend.age)
             pins = self.backend.status.kubelet_pins
             static = (([manager], manager in pins) for manager in ("cpu", "memory"))
-            text = "1 if this kubelet manager is static, or if an NRI plugin assigns the same resources; else 0."
+            text = "1 if this kubelet manager's policy is static, or an NRI plugin assigns the same resources; else 0."
             yield _gauge("dra_numa_kubelet_static_manager", text, ["manager"], static)
         text = "Number of failed reads of /sys and /proc."
         yield CounterMetricFamily("dra_numa_discovery_failures", text, value=self.watch.failures)

@@ -29,11 +29,12 @@ REFUSED: Final = f"fix the cause given in the message; {_LOG}"
 _ENFORCE: Final = "set enforcement: enforce in driverConfig once you are happy with the changes that /v1/backend lists"
 _DAC_OVERRIDE: Final = Cause(
     "give the backend container the DAC_OVERRIDE capability and uid 0, as in the chart's pod: remove whatever drops "
-    "them; if it has both, configure SELinux or AppArmor to allow the access (selinuxType and appArmorProfile)"
+    "the capability or changes the uid; if the container has both, configure SELinux or AppArmor to allow the access "
+    "(selinuxType and appArmorProfile)"
 )
 _INTERRUPTS: Final = Cause(
-    "mount the named file's directory read-write into the backend container: the chart's irq and workqueue volumes "
-    "(hostInterrupts.mount: true) for /proc/irq and the workqueues, or run-backend for interrupts.json; "
+    "mount the named file's directory read-write into the backend container: for /proc/irq and the workqueues, use the "
+    "chart's irq and workqueue volumes (hostInterrupts.mount: true); for interrupts.json, use its run-backend volume; "
     "or set irqs: keep"
 )
 _HOST_DAEMONS: Final = Cause("see hostSlices in docs/exclusive.md, or set it to false")
@@ -72,10 +73,10 @@ CAUSES: Final = {
         "mount the node's /sys into the backend container under the host root, and see config.machine"
     ),
     BackendCode.READ_ONLY_FILE_SYSTEM: Cause(
-        "mount the named directory read-write into the backend container: the chart's cgroup and "
-        "run-backend volumes, and for /proc/irq and the workqueues its irq and workqueue volumes "
+        "mount the named directory read-write into the backend container: use the chart's cgroup and "
+        "run-backend volumes and, for /proc/irq and the workqueues, its irq and workqueue volumes "
         "(hostInterrupts.mount: true); "
-        "if the node's own file system is read-only, see the kernel's log"
+        "if the node's own file system is read-only, check the kernel's log"
     ),
     BackendCode.OPERATION_NOT_PERMITTED: Cause(
         "mount the node's whole cgroup2 tree at cgroupRoot into the backend container (the chart's cgroup volume): the "
@@ -87,7 +88,7 @@ CAUSES: Final = {
         "drain and reboot the node: no cgroup has the named CPUs, and the kernel may panic (docs/exclusive.md)"
     ),
     BackendCode.KERNEL_CALL_HANGS: Cause(
-        "see dmesg for a task that is stuck in the kernel; if it stays stuck, drain and reboot the node"
+        "check dmesg for a task that is stuck in the kernel; if it stays stuck, drain and reboot the node"
     ),
     BackendCode.CONTROLLER_MISSING: Cause(
         "write the missing controller to the named cgroup.subtree_control; see kernel.delegated"

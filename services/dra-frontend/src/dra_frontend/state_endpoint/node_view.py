@@ -67,8 +67,8 @@ def _numa_nodes(machine: Machine) -> Iterator[PageNumaNode]:
 
 
 def _memory(state: StateSource) -> Iterator[PageMemory]:
-    """Yields each memory device with the node's total bytes of the same kind. Bytes that are neither claimed nor
-    free are reserved.
+    """Yields each memory device, with the NUMA node's total bytes of plain memory or of hugepages of the device's size.
+    Of this total, the bytes that are neither claimed nor free are reserved.
     """
     nodes = state.watch.machine.numa_nodes
     for entry in memory_view(state.watch.inventory, state.store.ledger):

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from dra_frontend.lazy_packages import add_lazy_packages
 
-add_lazy_packages("uvicorn")  # its __init__ imports the command-line interface and click (1.3 MB)
+add_lazy_packages("uvicorn")  # uvicorn's __init__ imports the command-line interface and click (1.3 MB)
 add_lazy_modules("logging.config")  # takes 0.3 MB; uvicorn uses it only for its own logging, which is turned off
 
 from uvicorn.config import Config  # noqa: E402 - needs the lazy package
@@ -33,12 +33,14 @@ from uvicorn.server import Server  # noqa: E402
 
 _HEAD_END: Final = b"\r\n\r\n"
 _SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
-"""Pattern for request heads that h11 may parse slowly: heads with a control character, which matters at the end of a
-long line, or with a long run of spaces and tabs.
+"""Pattern for request heads that h11 may parse slowly. It matches a long run of spaces and tabs, and any control
+character, since h11 parses a long line slowly if the line ends with a control character.
 """
 _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
-"""Number of connections that are accepted during a flood before the event loop continues with other work."""
+"""Maximum number of connections that are accepted per iteration of the event loop, so that a flood of connections does
+not delay other work.
+"""
 _IDLE_SECONDS: Final = 60
 """Time without a request after which a connection is closed. Longer than RENEW_SECONDS, the longest interval between
 the backend's reports.
@@ -109,7 +111,7 @@ class BoundedConnection(H11Protocol):
         self._connections[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Removes the connection."""
+        """Stops counting this connection toward the limit, and cancels its deadline."""
         self._connections.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()

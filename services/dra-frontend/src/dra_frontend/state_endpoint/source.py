@@ -23,12 +23,14 @@ class StateSource(Protocol):
     backend: BackendView
 
     def reported(self) -> None:
-        """Called after each report from the backend."""
+        """Notifies the other parts of the service that the backend has sent a new report. The state endpoint calls this
+        method after each report.
+        """
 
     def unready(self) -> Sequence[Notice]:
         """Updates the pod's readiness with the current problems, and logs changes.
 
-        Returns the problems that make the pod unready, or nothing if it is ready.
+        Returns the problems that make the pod unready. The sequence is empty if the pod is ready.
         """
 
     def warnings(self) -> Sequence[Notice]:

@@ -166,7 +166,7 @@ def _reasons(fallback: str, requested: str) -> dict[str, Any]:
 
 def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
     """Returns the capacity, the claimed bytes and the free bytes of each memory device. A device that no longer exists
-    is included if claims are still allocated memory of it.
+    is included if its memory is still allocated to claims.
     """
     claimed = ledger.claimed_bytes()
     claims: dict[str, set[str]] = defaultdict(set)

@@ -27,8 +27,8 @@ MAX_BYTES: Final = 128 << 20
 """
 MAX_ENTRIES: Final = 200_000
 _MAX_HEADER: Final = 64 << 10
-"""Maximum number of bytes before a file's content. A Linux path has at most 4 KiB, but the headers of a sparse file
-have no maximum size.
+"""Maximum number of header bytes before a file's content. A Linux path is at most 4 KiB long, but the headers of a
+sparse file have no maximum size.
 """
 MAX_PARTS: Final = 64
 """Maximum number of components of a path. Paths in sysfs have at most 20. Directories are removed recursively, and an
@@ -114,7 +114,7 @@ class _Bounded(io.RawIOBase):
         if self._left <= 0:
             raise ArchiveError(f"is larger than {2 * MAX_BYTES} bytes")
         if self._of_part <= 0:
-            raise ArchiveError(f"has an entry whose header has more than {_MAX_HEADER} bytes")
+            raise ArchiveError(f"has an entry whose header is larger than {_MAX_HEADER} bytes")
         return data
 
 
@@ -126,7 +126,9 @@ def extract(file: BinaryIO, into: Path) -> Path:
             for entry in tar:
                 entries, size = entries + 1, size + max(entry.size, 0)
                 if entries > MAX_ENTRIES or size > MAX_BYTES:
-                    raise ArchiveError(f"has more than {MAX_ENTRIES} entries, or more than {MAX_BYTES} bytes in files")
+                    raise ArchiveError(
+                        f"has more than {MAX_ENTRIES} entries, or more than {MAX_BYTES} bytes of file data"
+                    )
                 stream.allow(max(entry.size, 0))
                 _extract_one(tar, entry, into)
                 stream.allow()

@@ -30,7 +30,7 @@ MAX_LENGTH: Final = 10 << 10
 
 @lru_cache(256)
 def _compiled(expression: str) -> Program | str:
-    """Returns the program, or the reason why the expression cannot be parsed. Both are cached for the next device."""
+    """Returns the program, or the reason why the expression cannot be parsed. Either is cached for the next device."""
     if len(expression) > MAX_LENGTH:
         return f"has more than {MAX_LENGTH} characters"
     try:

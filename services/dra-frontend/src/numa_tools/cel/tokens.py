@@ -41,7 +41,7 @@ class CelUnsupportedError(CelTextError):
 
 
 class Uint(int):
-    """An unsigned integer. CEL does not mix it with signed integers in arithmetic."""
+    """An unsigned integer. CEL has no arithmetic between a signed and an unsigned integer."""
 
 
 def tokens(expression: str) -> list[tuple[str, str]]:
@@ -89,14 +89,14 @@ def _unescaped(match: re.Match[str]) -> str:
 def _int(text: str) -> int:
     number = int(text, 16 if "x" in text else 10)
     if number > INT_END:
-        raise CelUnsupportedError(f"the number {text} has more than 64 bits")
+        raise CelUnsupportedError(f"the number {text} does not fit in 64 bits")
     return number
 
 
 def _uint(text: str) -> Uint:
     number = int(text[:-1], 16 if "x" in text else 10)
     if number >= UINT_END:
-        raise CelUnsupportedError(f"the number {text} has more than 64 bits")
+        raise CelUnsupportedError(f"the number {text} does not fit in 64 bits")
     return Uint(number)
 
 

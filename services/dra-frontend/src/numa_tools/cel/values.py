@@ -61,8 +61,8 @@ class MapLiteral(dict[str, Any]):
 
 
 def weights(values: Iterable[Any]) -> Iterator[int]:
-    """Yields the number of values, then a weight for each list, map and long string among these values or nested inside
-    them.
+    """Yields weights whose sum is the cost of the values: first the number of values, then a weight for each list, map
+    and long string among these values or nested inside them.
     """
     waiting = [*values]
     yield len(waiting)

@@ -98,7 +98,7 @@ class Bundle:
 
     def _doctor(self, facts: Facts) -> None:
         self.files["doctor.json"] = json.dumps(report(examine(facts), self._settings.node_name), indent=1)
-        # Adds only the settings that matter to the driver: the runtime's files may contain registry passwords.
+        # Only the settings that matter to the driver are added: the runtime's files may contain registry passwords.
         if isinstance(facts.runtime, Unread):
             self.missing["runtime"] = facts.runtime.why
         else:

@@ -71,8 +71,8 @@ def _memory(machine: Machine, node: NumaNode) -> dict[str, Any]:
 
 
 def claimable(inventory: Inventory) -> dict[str, Any]:
-    """Returns the CPUs and memory reserved for the system, the source of the memory reserve, and the memory available
-    to claims.
+    """Returns the CPUs and memory reserved for the system, the source of the figures for reserved memory, and the
+    memory available to claims.
     """
     reserve = inventory.reserve
     return {

@@ -20,7 +20,7 @@ def read_manifests(files: Sequence[str]) -> Manifests:
 
 
 def add_manifests(found: Manifests, data: bytes, source: str) -> None:
-    """Adds a file's documents. Raises ConfigError."""
+    """Adds the documents in ``data``, the contents of the file ``source``, to ``found``. Raises ConfigError."""
     if len(data) > MAX_FILE:
         raise ConfigError(source, [f"is larger than {MAX_FILE} bytes; omit objects that are not simulated"])
     for document in parse_yaml_documents(data, source):

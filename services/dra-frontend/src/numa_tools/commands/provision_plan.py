@@ -50,7 +50,7 @@ class _File(Input):
 
 
 Requested = tuple[str, Pages]
-"""An entry, preceded by the file in which it was found and its position in that file."""
+"""An entry's location (the file and the position in it), and the entry itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ _OBSERVES = (
     "applies from then on"
 )
 _NO_PODS = (
-    "no Pod and no workload with a known pod template; for a KubeVirt VirtualMachine, simulate the Pod "
+    "no Pod and no workload with a recognizable pod template; for a KubeVirt VirtualMachine, simulate the Pod "
     "virt-launcher-... that it creates"
 )
 

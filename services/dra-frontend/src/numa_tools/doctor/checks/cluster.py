@@ -18,7 +18,9 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 
 _OLDEST: Final = (1, 34)
 _MAX_SECONDS: Final = 30.0
-"""Maximum clock difference in seconds. A token is not valid before the time at which it was issued."""
+"""Maximum difference in seconds between the clocks of this node and the API server. A token is not valid before the
+time at which it was issued.
+"""
 _ON: Final = "enable it in the API server, scheduler, controller manager and kubelet"
 _GRANT: Final = "install the chart's ClusterRole, or add the rule to your own"
 
@@ -28,7 +30,7 @@ def _reachable(server: object) -> Iterator[Finding]:
         yield unknown(server)
     elif isinstance(server, Unread):
         why = "no claim can be read, so none is prepared; slices are not published"
-        remedy = "check network, NetworkPolicy, kubeconfig and the pod's service account"
+        remedy = "check the network, NetworkPolicies, the kubeconfig and the pod's service account"
         yield problem(f"The API server is not responding: {server.why}.", why, remedy)
 
 
@@ -108,7 +110,7 @@ def _classes(classes: frozenset[str], machine: Inventory) -> Iterator[Finding]:
         yield problem(
             f"The cluster has no DeviceClass {', '.join(missing)}.",
             "claims cannot request these devices by the class names that the documentation uses",
-            "dra-frontend classes | kubectl apply -f -, or deviceClasses.create: true in the chart",
+            "run dra-frontend classes | kubectl apply -f -, or set deviceClasses.create: true in the chart",
         )
 
 

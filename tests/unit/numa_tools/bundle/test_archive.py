@@ -82,10 +82,10 @@ def test_files_beyond_the_limits_are_left_out() -> None:
         (foreign(("node" + "/a" * 64, {"type": tarfile.DIRTYPE}, b"")), "more than 64 components"),
         (foreign(("node" + "/a" * 64, {}, b"")), "more than 64 components"),
         (foreign(*((f"node/sparse{number}", SPARSE, b"x") for number in range(8))), "is a sparse file"),
-        (foreign(("node/a", {}, b"x"), ("node/b", {"size": MAX_BYTES}, b"")), "more than 134217728 bytes in files"),
-        (foreign(("node/a", {"pax_headers": {"comment": "x" * (64 << 10)}}, b"")), "header has more than 65536 bytes"),
+        (foreign(("node/a", {}, b"x"), ("node/b", {"size": MAX_BYTES}, b"")), "more than 134217728 bytes of file data"),
+        (foreign(("node/a", {"pax_headers": {"comment": "x" * (64 << 10)}}, b"")), "header is larger than 65536 bytes"),
         # The tarfile module reads each of these headers recursively.
-        (foreign(*[("node/a", {"type": tarfile.GNUTYPE_LONGNAME}, b"")] * 5000), "header has more than 65536 bytes"),
+        (foreign(*[("node/a", {"type": tarfile.GNUTYPE_LONGNAME}, b"")] * 5000), "header is larger than 65536 bytes"),
     ],
 )
 def test_a_foreign_archive_is_refused(data: io.BytesIO, text: str, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_errors(expression: str, text: str) -> None:
         ("Device{name: 'a'}.name == 'a'", "the message Device"),
         ("b'a' == b'a'", "a bytes literal"),
         ('"\\q" == "q"', "the escape"),
-        ("99999999999999999999u == 1u", "more than 64 bits"),
+        ("99999999999999999999u == 1u", "does not fit in 64 bits"),
         ("'aba'.indexOf('a', 1) == 2", r"the function indexOf\(\)"),
         ("'a'.matches('(?=a)')", "the pattern cannot be parsed"),
         ("'a'.matches('a**')", "repeats a repetition"),

@@ -33,8 +33,8 @@ def _add(name: str) -> None:
     package, loader, source = importlib.util.module_from_spec(spec), spec.loader, Path(spec.origin)
 
     def load(attribute: str) -> Any:
-        """Imports a submodule, or a name that the ``__init__`` imports in a line ``from MODULE import NAME``, without
-        executing the ``__init__``. For any other name, executes the ``__init__``.
+        """Imports a submodule, or a name that the ``__init__`` imports on a line of the form ``from MODULE import
+        NAME``, without executing the ``__init__``. For any other name, executes the ``__init__``.
         """
         line = re.search(rf"^from (\S+) import {re.escape(attribute)}$", source.read_text(), re.MULTILINE)
         try:

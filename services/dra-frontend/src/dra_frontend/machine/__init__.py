@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovers the machine from a file tree and returns immutable values. The package only reads the tree and keeps no
-state; ``devices`` decides which resources are offered.
+"""Discovers the machine's hardware by reading a file tree. The results are immutable. The package never writes to the
+tree and keeps no state; ``devices`` decides which resources are offered.
 """

@@ -26,7 +26,7 @@ _PACKAGE_FILES = ("package_cpus", "core_siblings")
 Files = list[tuple[str, str]]
 """Paths of a CPU mask and the equivalent list."""
 Groups = dict[int, Group]
-"""Groups by CPU. A CPU that does not belong to any group is absent."""
+"""The group of each CPU. A CPU that does not belong to any group is absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,8 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
     named = {
         groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
     }
-    # CPUs without an L3 (low-power cores) do not belong to any group, so they must not be used to complete the groups.
+    # CPUs without an L3 (low-power cores) do not belong to any group. They are not passed to numbered(), which would
+    # otherwise treat them as offline CPUs and add them to groups.
     bare = cpus.online - set(groups)
     return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
 
@@ -232,8 +233,8 @@ _FREQUENCIES: Final = (
     ("acpi_cppc/nominal_freq", Fraction(9, 10)),
     ("cpufreq/cpuinfo_max_freq", Fraction(17, 20)),
 )
-"""A CPU's frequency files, each with a fraction. Cores with a frequency below that fraction of the highest frequency
-are a slower kind of core.
+"""A CPU's frequency files, each with a fraction. Cores whose frequency is below that fraction of the highest frequency
+belong to a slower kind.
 """
 
 

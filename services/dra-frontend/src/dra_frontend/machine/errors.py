@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the kernel's counters for memory and CPU errors, and determines to which NUMA nodes or CPUs each one applies.
 
-Counters start at zero at boot, when the EDAC driver is loaded, or after a write to ``reset_counters``.
+The kernel sets the counters to zero at boot, when the EDAC driver is loaded, and on a write to ``reset_counters``.
 """
 
 import re
@@ -22,11 +22,11 @@ _CONTROLLERS: Final = f"{_EDAC}/mc"
 _CPUS: Final = f"{_EDAC}/cpu"
 _DIMMS_NAMED: Final = 4
 _LABEL: Final = 48
-# The kernel counts with 32 bits and prints the values as signed numbers (edac_mc_sysfs.c).
+# The kernel uses 32-bit counters and prints the values as signed numbers (edac_mc_sysfs.c).
 _MIN_VALUE: Final = -(1 << 31)
 _MODULUS: Final = 1 << 32
-# sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac name it in the DIMM labels. A socket's HBM may
-# be a separate NUMA node and is excluded.
+# sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac name it in the DIMM labels. The pattern does
+# not match the names of HBM controllers, since a socket's HBM may be a separate NUMA node.
 _SOCKET: Final = re.compile(r"SrcID#(\d{1,3})_(?:MC|Ha)#?\d", re.ASCII)
 # amd64_edac numbers controllers by AMD node. Since Zen 2, an AMD node is a socket, except on accelerators (MI300A).
 _AMD: Final = re.compile(r"F(?:17h_M[3-9A-F]|19h|1Ah)\w*", re.ASCII)
@@ -49,8 +49,8 @@ class ErrorCounter:
 
 
 def read_errors(reader: Reader, machine: Machine) -> tuple[tuple[ErrorCounter, ...], dict[str, str]]:
-    """Returns the readable counters and, for each source that cannot be read, the reason. If the sources of a kind
-    cannot be listed, the reason is stored under the key ``mc`` or ``cpu``.
+    """Returns the readable counters and, for each source that cannot be read, the reason. If the memory controllers
+    or the CPUs cannot be listed, the reason is stored under the key ``mc`` or ``cpu``.
     """
     counters: list[ErrorCounter | None] = []
     problems: dict[str, str] = {}
@@ -77,7 +77,9 @@ def _sources(reader: Reader, machine: Machine, problems: dict[str, str]) -> Iter
 
 
 def _node(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
-    """Returns the number of pages that the kernel has disabled because of uncorrected errors (since Linux 6.4)."""
+    """Returns the counter of a node's pages that the kernel has marked as poisoned because of uncorrected errors, or
+    None if the kernel does not provide the counter (before Linux 6.4).
+    """
     total = reader.integer(f"{NODE_DIRECTORY}/{source}/memory_failure/total")
     nodes = frozenset({number})
     return None if total is None else ErrorCounter(source, f"pages of NUMA node {number}", 0, total, nodes)
@@ -111,8 +113,8 @@ def _counts(reader: Reader, path: str) -> tuple[int, int] | None:
 
 
 def _nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[int]:
-    """Returns the NUMA nodes that may belong to a controller: the nodes of its socket, or all nodes if the socket is
-    unknown.
+    """Returns the NUMA nodes whose memory may be attached to a memory controller: the nodes of the controller's socket,
+    or all nodes with memory if the socket is unknown.
     """
     every = frozenset(node.id for node in machine.numa_nodes.values() if node.memory_bytes)
     socket = number if _AMD.fullmatch(name) else None

@@ -50,7 +50,7 @@ class ErrorRates:
         return tuple(found)
 
     def _follow(self, counter: ErrorCounter, now: float) -> int:
-        """Returns the number of corrected errors in the last hour."""
+        """Records a counter's latest value, and returns the number of corrected errors in the last hour."""
         steps, count = self._steps[counter.source], counter.corrected
         before = self._before.get(counter.source, count)
         self._before[counter.source] = count

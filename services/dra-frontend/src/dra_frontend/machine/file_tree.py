@@ -22,7 +22,7 @@ class HostTreeError(Exception):
 
 
 class FileTree(Protocol):
-    """A read-only file tree. Paths are absolute on the host. An unreadable file raises HostTreeError."""
+    """A read-only file tree. Paths are absolute on the host. Methods raise HostTreeError if a file cannot be read."""
 
     def read(self, path: str) -> str | None:
         """Returns the text of a file, or None if it does not exist."""
@@ -46,7 +46,7 @@ class Reader:
         """Doubts about the kernel's files by topic (``socket``, ``l3``, ``memory``), each with the file and the
         reason.
         """
-        # Parsed masks by their text. They are cached because hundreds of CPUs share the same few masks.
+        # Parsed masks, keyed by their text. They are cached because hundreds of CPUs share the same few masks.
         self._masks: dict[str, frozenset[int]] = {}
 
     def text(self, path: str) -> str | None:
@@ -78,7 +78,9 @@ class Reader:
         return int(text)
 
     def cpu_set(self, mask_path: str, list_path: str) -> tuple[frozenset[int], str] | None:
-        """Returns a set of IDs and the file that contains it: the mask, which all kernels provide, or else the list."""
+        """Returns a set of IDs and the path of the file that contains it, or None if neither file exists. The mask
+        file, which all kernels provide, is preferred; the list file is read only if the tree contains no mask file.
+        """
         for path, read in ((mask_path, self.cpu_mask), (list_path, self.cpu_list)):
             cpus = read(path)
             if cpus is not None:

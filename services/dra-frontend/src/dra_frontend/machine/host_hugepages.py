@@ -23,8 +23,8 @@ PageKey = tuple[int, int]
 """(NUMA node, page size in bytes)."""
 
 # Number of consecutive samples that must show an increase before the smoothed count rises, since a program may allocate
-# pages as a test and release them again. While the latest sample differs from the smoothed count, samples are taken two
-# seconds apart.
+# pages only briefly, for example to test whether they are available. While the latest sample differs from the smoothed
+# count, samples are taken two seconds apart.
 RISE_SAMPLES: Final = 2
 # Number of consecutive samples that must show a decrease before the smoothed count falls. It is higher than for an
 # increase, because pages that were just released may be allocated again, and published capacity should rarely be
@@ -35,7 +35,7 @@ FALL_SAMPLES: Final = 5
 # --cgroup-root (used by kind) adds a level and, for slices, a prefix.
 _PODS_GROUP = re.compile(r"kubepods(\.slice)?|.+-kubepods\.slice", re.ASCII)
 _NUMA_STAT = re.compile(r"total=(\d{1,20})((?: N\d{1,5}=\d{1,20})*)", re.ASCII)
-# The kernel's counters have 64 bits; decrementing below zero wraps around.
+# The kernel's counters are 64-bit; decrementing them below zero wraps around.
 _WRAPPED: Final = 1 << 63
 
 
@@ -106,7 +106,9 @@ def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
 
 
 class HostPages:
-    """Smooths the samples, so that short-lived allocations do not cause slices to be rewritten."""
+    """Number of hugepages held by host processes in each pool, smoothed over several samples, so that short-lived
+    allocations do not cause slices to be rewritten.
+    """
 
     def __init__(self) -> None:
         self._samples: dict[PageKey, deque[int]] = {}
@@ -118,7 +120,9 @@ class HostPages:
 
     @property
     def is_settled(self) -> bool:
-        """True if every smoothed count equals its latest sample, so that identical samples would change nothing."""
+        """True if every smoothed count equals its latest sample. As long as the samples stay the same, the counts do
+        not change either.
+        """
         return all(samples[-1] == self.counted[key] for key, samples in self._samples.items())
 
     def sample(self, held: Mapping[PageKey, int]) -> None:

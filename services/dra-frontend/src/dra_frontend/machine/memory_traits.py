@@ -50,7 +50,7 @@ def read_traits(
     for node in cpus:
         path = _tolerant(reader, _access_path, node) or ""
         initiators[node] = (_tolerant(reader, _read_initiators, path) or frozenset()) & with_cpus
-        # The values apply to the listed initiators, which may all be devices without CPUs.
+        # The performance values apply to the listed initiators. They are not used if none of the initiators has CPUs.
         measured = bool(initiators[node])
         facts[node] = MemoryFacts(
             has_cpus=node in with_cpus,
@@ -115,7 +115,7 @@ def _read_value(reader: Reader, path: str) -> int | None:
 
 
 def _read_tiers(reader: Reader) -> dict[int, int]:
-    """Returns the number of each node's memory tier (Linux 6.1)."""
+    """Returns the number of each node's memory tier (since Linux 6.1)."""
     names = reader.names(_TIERS, r"memory_tier(\d{1,9})") or {}
     lists = {tier: reader.cpu_list(f"{_TIERS}/{name}/nodelist") or () for tier, name in names.items()}
     return {node: tier for tier, nodes in lists.items() for node in nodes}
@@ -141,8 +141,8 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
 
 
 def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
-    """Yields the names of all entries in the device directories of a bus. If a device has a DAX device, one of the
-    entries is that DAX device.
+    """Yields the names of all entries in the directories of those devices on a bus whose names match a pattern. The
+    entries of such a directory include the DAX device that belongs to the device, if there is one.
     """
     names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
     for name in names[:_MAX_DEVICES]:

@@ -8,8 +8,9 @@ from typing import Final
 
 LOCAL_TIER: Final = "local"
 FAR_TIER: Final = "far"
-# The memory that the kernel reports for a node varies by a few pages between boots (KASLR, kubernetes#131253). A coarse
-# step keeps the capacity, and therefore the slice, unchanged. At most this much memory is lost per NUMA node.
+# The memory that the kernel reports for a node varies by a few pages between boots (KASLR, kubernetes#131253). Rounding
+# to a multiple of this many bytes keeps the capacity, and therefore the slice, unchanged. At most this much memory is
+# lost per NUMA node.
 MEMORY_STEP: Final = 64 << 20
 
 

@@ -67,8 +67,8 @@ def _shapes(groups: Collection[Group], cpus: int) -> Iterator[Sequence[int]]:
     divisors = [number for number in range(1, cpus + 1) if cpus % number == 0]
     for size in divisors[bisect_left(divisors, len(largest)) :]:
         for run in reversed(divisors):
-            # Runs of CPUs at equal distances: one run (Arm, POWER), one for each hardware thread of a core (x86), or
-            # CPUs assigned to the groups round-robin.
+            # A regular shape consists of runs of CPUs at equal distances: a single run (Arm, POWER), one run for each
+            # hardware thread of a core (x86), or runs of one CPU if CPUs are assigned to the groups round-robin.
             if size % run == 0:
                 yield [start * (cpus * run // size) + cpu for start in range(size // run) for cpu in range(run)]
 

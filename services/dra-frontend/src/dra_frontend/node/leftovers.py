@@ -28,8 +28,8 @@ from dra_frontend.node.sockets import hidden_name
 _log = logging.getLogger(__name__)
 
 _HIDDEN: Final = re.compile(r"\.[0-9a-f]{6}", re.ASCII)
-"""Name of a socket that is bound but not yet renamed into place (node/sockets.py), or of a link that is not yet renamed
-into place.
+"""Pattern for the temporary names of sockets and links. A socket (node/sockets.py) or a link has such a name until it
+is renamed into place.
 """
 _UNFINISHED_SECONDS: Final = 60.0
 """Age in seconds at which a hidden socket is treated as a leftover. A younger socket may be bound but not listening

@@ -42,7 +42,7 @@ class PoolRequest(_Message):
     pages: Annotated[int, Field(ge=0, le=1 << 32)] | None = None
     """Number of pages, or None to check that the pool can be resized, without changing it."""
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0
-    """Number of seconds for which the helper may repeat the request for missing pages."""
+    """Number of seconds for which the helper may keep requesting missing pages from the kernel."""
 
 
 class PoolAnswer(_Message):

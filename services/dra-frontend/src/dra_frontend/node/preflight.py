@@ -117,7 +117,7 @@ def _permission(path: Path) -> str:
     status = path.stat()
     if status.st_uid != 0 or not status.st_mode & 0o200:
         return f"chown root {path}; chmod u+rwx {path}: the container lacks the capabilities to bypass owner and mode"
-    return "have SELinux or AppArmor allow it (the chart's selinuxType and appArmorProfile values)"
+    return "configure SELinux or AppArmor to allow the access (the chart's selinuxType and appArmorProfile values)"
 
 
 def _nearest(path: Path) -> Path:

@@ -105,8 +105,8 @@ class Layout:
 # spread``. 128 entries are enough for all places of such a machine, atomic or not.
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
-    """Returns the place reduced to the given CPUs, or None if it contains none of them. Split cores with few threads
-    come first.
+    """Returns the place reduced to the given CPUs, or None if it contains none of them. Partly used cores are sorted
+    by their number of available threads, lowest first.
     """
     whole = [core for core in place.whole if cpus.issuperset(core)]
     broken: list[Core] = []
@@ -239,7 +239,7 @@ class _Search:
 
     def over_nodes(self) -> list[int]:
         by_node = {group[0].node: group for group in split(self.places, (NODE,))}
-        # Every node that contains any of the device's allowed CPUs gets its share, even if all of them are taken.
+        # Every node that contains any of the device's allowed CPUs gets a share, even if all these CPUs are taken.
         nodes = sorted(node for node, cpus in self._layout.by_node.items() if not self._allowed.isdisjoint(cpus))
         free = {node: sum(place.size for place in by_node.get(node, [])) for node in nodes}
         order = sorted(nodes, key=lambda node: (-free[node], node))

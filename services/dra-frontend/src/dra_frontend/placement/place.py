@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models a machine's CPUs as a tree, and takes CPUs from few sockets, NUMA nodes, L3 groups and cores.
+"""Models a machine's CPUs as a tree, and takes CPUs from as few sockets, NUMA nodes, L3 groups and cores as possible.
 
 The smallest part that placement distinguishes is a :class:`Place`: CPUs that share a socket, a NUMA node and an L3.
 Larger parts are branches of a tree:
@@ -23,8 +23,8 @@ from typing import Final, Literal, TypeAlias
 Core = tuple[int, ...]
 """Available CPUs of one physical core, in ascending order."""
 Rank = tuple[int, bool, int]
-"""Sort key of a part for a request, lowest first: levels within the part, whether a whole core is split, size of the
-part.
+"""Sort key of a part for a given request: the number of levels within the part, whether a whole core is split, and the
+size of the part. The part with the lowest key is preferred.
 """
 Level = Literal["package", "node", "l3"]
 PACKAGE: Final = "package"
@@ -80,8 +80,8 @@ def picked(amounts: Sequence[int], need: int) -> list[int] | None:
 
 
 def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
-    """Returns ``need`` CPUs: first from whole cores that fit, then from split cores, and finally single threads of
-    the remaining whole cores.
+    """Returns ``need`` CPUs: first whole cores that are not larger than the number of CPUs still needed, then threads
+    of partly used cores, and finally single threads of the remaining whole cores.
     """
     taken: list[int] = []
     spare: list[Core] = []
@@ -101,8 +101,8 @@ def exactly(cores: Sequence[Core], need: int) -> list[int]:
     return [cpu for core, share in zip(cores, shares, strict=True) if share for cpu in core]
 
 
-# Compared by identity: results are cached by place, and hashing all of a place's cores would cost more than computing
-# the results.
+# Places are compared by identity: results are cached by place, and hashing all of a place's cores would cost more than
+# computing the results.
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """Available CPUs of cores that share a socket, a NUMA node and an L3; at least one CPU."""
@@ -132,7 +132,7 @@ class Place:
 
     @property
     def places(self) -> "tuple[Place]":
-        """The place itself."""
+        """The place itself, which is the only place in this part of the machine."""
         return (self,)
 
     @property
@@ -235,7 +235,8 @@ def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
     """Returns (rank, part) for the best of the given parts and their descendants that can provide the CPUs on its own,
     or None if no part can.
     """
-    # Rank and part are found together: otherwise each level below would rank the places of the best part again.
+    # Rank and part are determined in one pass. Otherwise, the places of the best part would be ranked again at every
+    # lower level.
     holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]
     if not holding:
         return None

@@ -110,7 +110,9 @@ class Offer:
         faults: Sequence[Fault] = (),
         shortages: Mapping[str, Shortage] = _NO_SHORTAGES,
     ) -> None:
-        """Republishes devices whose inventory, allocations, faults or shortages have changed."""
+        """Recomputes the devices if the inventory, the claims' allocations, the faults or the shortages have changed,
+        and publishes the result.
+        """
         # The objects in ``books`` are replaced whenever they change. They are compared by identity, so an idle node
         # does no work.
         books, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._books

@@ -95,8 +95,9 @@ def _without_lists(device: Document) -> Document:
 
 
 def _asked_for(documents: Iterable[Document]) -> bool:
-    """Returns True if the configuration asks for list attributes, which are lists of strings. Lists of NUMA nodes are
-    not considered, since they are published whenever the server accepts lists.
+    """Returns True if any device has an attribute that is a list of strings. Such attributes are published only if the
+    configuration asks for them. Lists of NUMA nodes (integers) are not considered, since they are published whenever
+    the server accepts lists.
     """
     devices = (device for document in documents for device in document["spec"]["devices"])
     return any("strings" in one for device in devices for one in device["attributes"].values())

@@ -116,7 +116,7 @@ def test_constraints_apply_to_all_of_their_requests() -> None:
     }
     assert "s: c is allocated to a claim" in missing(search, exact("r"), exact("s", selectors=whole), constraints=same)
     apart = [{"distinctAttribute": "d/node"}]
-    assert "but not all of them together, with d/node as the constraints require" in missing(
+    assert "but not all of them together under the d/node constraints" in missing(
         search, exact("r"), exact("s"), exact("t"), constraints=apart
     )
     assert chosen(search, exact("r", **size("8Gi"))) == {"r": ["a"]}
@@ -283,7 +283,9 @@ def test_constraints_are_considered_even_if_a_selector_is_unknown() -> None:
     """
     request = [exact("r", **selecting(UNKNOWN)), exact("s")]
     same = [{"matchAttribute": "d/node"}]
-    assert "with d/node as" in missing(searching(device("a", 0), device("b", 1)), *request, constraints=same)
+    assert "under the d/node constraints" in missing(
+        searching(device("a", 0), device("b", 1)), *request, constraints=same
+    )
     assert "odd()" in undecided(searching(device("a", 0), device("b", 1), device("c", 1)), *request, constraints=same)
 
 

@@ -61,7 +61,9 @@ def _kernel(known: Known, report: ContainerReport) -> dict[str, Any]:
 
 
 def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Problem]:
-    """Returns a problem for each difference between the enforcement and the records."""
+    """Returns the problems with the enforcement of a claim, such as a container that was refused, or one whose cgroup
+    allows CPUs that do not belong to its claims.
+    """
     if known.silent:
         return [problem("enforcement is unknown", known.silent, "start the driver's pod on this node")]
     found = []

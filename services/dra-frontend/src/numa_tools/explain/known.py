@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's current state for ``explain``, from its files and the running service."""
+"""A node's current state, which ``explain`` reads from files on the node and from the running service."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,9 @@ _Model = TypeVar("_Model", bound=Document)
 
 
 class PublishedDevice(Document):
-    """Fields of ``/v1/devices`` that cannot be derived from the machine and the configuration."""
+    """A device in ``/v1/devices``, with only the fields that ``explain`` cannot derive from the machine and the
+    configuration.
+    """
 
     driver: str
     name: str
@@ -51,7 +53,7 @@ class Known:
     """The ``/v1/backend`` document, or None if it is unknown or unreadable."""
     published: tuple[PublishedDevice, ...] = ()
     silent: str = ""
-    """Reason why the service did not respond, or "" if it did. Without the service, the containers are unknown."""
+    """Reason why the service did not respond, or "" if it did. Without a response, the containers are not known."""
     hindrances: tuple[str, ...] = ()
     """Reasons why this node currently accepts no claims, whatever they request."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

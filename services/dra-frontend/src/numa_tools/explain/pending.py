@@ -71,8 +71,8 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
 def verdicts(simulation: Simulation, spec: ClaimSpec) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
     """Returns, for each request, a verdict on each of this node's devices.
 
-    Also returns the requests that match any of these devices, and the faults in classes or selectors that prevent any
-    node from meeting a request.
+    Also returns the requests that match at least one of these devices, and the errors in classes or selectors that make
+    a request impossible to meet on any node.
     """
     rows: list[dict[str, Any]] = []
     ours: list[Request] = []

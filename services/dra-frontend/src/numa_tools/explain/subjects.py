@@ -19,7 +19,8 @@ from numa_tools.render import cpu_use
 
 Explained = tuple[dict[str, Any], list[Problem]]
 KINDS: Final = ("claim", "pod", "cpu", "device")
-# The number of digits of a bare CPU number is limited, since a claim's name may also consist of digits.
+# Without ``cpu/``, a number is read as a CPU only if it has at most five digits, since a claim's name may also consist
+# of digits.
 _CPU = re.compile(r"(?:cpu)?(\d{1,5})|cpu/(\d{1,9})", re.ASCII)
 
 
@@ -32,7 +33,7 @@ def split_kind(subject: str) -> tuple[str, str]:
 
     A bare name has no kind.
 
-    Raises UnknownSubjectError for ``cpu/`` without a number.
+    Raises UnknownSubjectError if ``cpu/`` is followed by something other than a single CPU number.
     """
     if match := _CPU.fullmatch(subject):
         return "cpu", match[1] or match[2]
@@ -43,7 +44,10 @@ def split_kind(subject: str) -> tuple[str, str]:
 
 
 def explain_known(known: Known, subject: str) -> Explained | None:
-    """Returns a subject's explanation, or None if the subject is unknown on this node. Raises UnknownSubjectError."""
+    """Returns a subject's explanation, or None if the subject is unknown on this node.
+
+    Raises UnknownSubjectError if ``cpu/`` is followed by something other than a single CPU number.
+    """
     kind, name = split_kind(subject)
     if kind == "cpu":
         return explain_cpu(known, int(name))
@@ -115,8 +119,8 @@ def _given(known: Known, record: AllocationRecord) -> list[dict[str, Any]]:
 def explain_pod(known: Known, uid: str) -> Explained:
     """Returns a pod's claims and containers."""
     reports = [one for one in known.containers if one.pod_uid == uid]
-    # The containers' reports are searched as well as the records, because a rejected container may name a claim whose
-    # record does not name the pod yet.
+    # The backend's reports on the containers are searched in addition to the records, because a rejected container may
+    # name a claim whose record does not name the pod yet.
     named = frozenset[str]().union(*(one.named_claims for one in reports))
     records = known.ledger.records
     claims = {one.claim.uid: None for one in records if one.reserves(uid) or one.claim.uid in named}

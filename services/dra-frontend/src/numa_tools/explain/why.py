@@ -22,7 +22,9 @@ from numa_tools.explain.known import Known
 
 
 def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
-    """Returns the cores, L3 groups, NUMA nodes and sockets to which the online CPUs in a set belong."""
+    """Describes where the online CPUs in a set are located: the number of cores that are completely in the set, the
+    number of cores that are only partly in it, the number of L3 groups, the NUMA nodes and the sockets.
+    """
     found = [machine.cpus[cpu] for cpu in sorted(cpus & machine.online)]
     siblings: dict[int, set[int]] = {}
     for cpu in machine.cpus.values():
@@ -46,7 +48,11 @@ def parameter_view(parameters: CpuParameters) -> dict[str, Any]:
 
 
 def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> dict[str, Any]:
-    """Returns the reasons why a request got its CPUs, or a message stating that they are no longer known."""
+    """Returns the reasons why a request got its CPUs.
+
+    If there was no choice, or if the choice can no longer be reconstructed, the result contains a message that says so,
+    instead of the candidate places.
+    """
     inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
     _, device = known.devices.get(part.device, ("", None))
     found: dict[str, Any] = {"parameters": parameter_view(parameters), "shape": shape(inventory.machine, part.cpus)}

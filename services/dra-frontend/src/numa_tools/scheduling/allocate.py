@@ -129,7 +129,7 @@ class Search:
     def _certain(self) -> list[Choice]:
         """Returns the devices that the scheduler would choose. Raises UnschedulableError or UndecidedError.
 
-        Requests for all devices come first, since the scheduler evaluates their selectors before it searches.
+        Requests for all devices are checked first, since the scheduler evaluates their selectors before it searches.
         """
         wanting_all = [option for one in self._requests for option in one.options if option.wants_all]
         if failed := next((option.failed for option in wanting_all if option.failed), ""):
@@ -254,7 +254,9 @@ class Search:
         self._agreements[last.claim].remove(last.subrequest.name, last.device)
 
     def _count(self, device: Published) -> None:
-        """Adds the cost of trying a device. Raises UndecidedError if the search becomes too expensive."""
+        """Adds the cost of trying a device to the search's total cost. Raises UndecidedError if the total exceeds the
+        limit.
+        """
         self._steps += 1
         self._effort.spent += _STEP + _CAPACITY * len(device.capacity) + _TAINT * len(device.taints)
         if self._effort.spent > _MAX_EFFORT:
@@ -263,9 +265,11 @@ class Search:
             raise _TooManyStepsError([f"{text}: request fewer devices in total{simpler}"])
 
     def _limits(self) -> str:
-        """Returns the end of the error message: the constraints and limits that apply to the requests together."""
+        """Returns the end of the error message, which names the constraints, and the limit on a claim's devices if the
+        search reached it.
+        """
         shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
-        with_that = f", with {' and '.join(shared)} as the constraints require" if shared else ""
+        with_that = f" under the {' and '.join(shared)} constraints" if shared else ""
         return with_that + (f", with at most {MAX_RESULTS} devices for each claim" if self._limited else "")
 
 

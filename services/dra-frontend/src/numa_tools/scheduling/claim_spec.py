@@ -132,7 +132,7 @@ def _request(document: Mapping[str, Any]) -> Request:
         return Request(name, items(document, "firstAvailable", subrequest, _MAX_ALTERNATIVES))
     if document.get("exactly") is None:
         old = "deviceClassName" in document
-        form = "this is the resource.k8s.io/v1beta1 form; in v1 its fields are inside exactly" if old else ""
+        form = "this is the resource.k8s.io/v1beta1 form; in v1, these fields belong inside exactly" if old else ""
         raise ManifestError(f"{name}: has neither exactly nor firstAvailable" + (f": {form}" if form else ""))
     return Request(name, (_wish(name, mapping(document, "exactly")),))
 
@@ -140,7 +140,7 @@ def _request(document: Mapping[str, Any]) -> Request:
 def _wish(name: str, document: Mapping[str, Any]) -> SubRequest:
     mode = value(document, "allocationMode", str, "ExactCount")
     if mode not in ("ExactCount", "All"):
-        raise ManifestError(f"{name}: allocationMode: is neither ExactCount nor All")
+        raise ManifestError(f"{name}: allocationMode: must be ExactCount or All")
     if value(document, "adminAccess", bool, False):
         raise ManifestError(f"{name}: adminAccess: is not simulated; such a request allocates no device")
     count = value(document, "count", int, 1)

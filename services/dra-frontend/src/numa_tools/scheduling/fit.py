@@ -106,7 +106,7 @@ class Candidate:
 
     @property
     def usable(self) -> bool:
-        """True if some value of the unknown selector allows the allocation."""
+        """True if the selectors admit the device, or would admit it if the unknown selector were true."""
         return not (self.failed or self.excluded)
 
 

@@ -29,12 +29,15 @@ class Option:
 
     @property
     def possible(self) -> Sequence[Candidate]:
-        """Devices from which the scheduler could choose in the best case, given that some selectors cannot be
-        evaluated.
+        """Devices from which the scheduler could choose, in the best case for the request.
 
-        If the request is for a number of devices, the best case is that these selectors admit every device. If it is
-        for all devices, it requires fewer devices if these selectors admit none. Therefore only the devices that are
-        known to match are returned in that case, or all usable devices if none is known to match.
+        The best case depends on the selectors that cannot be evaluated here:
+
+        * For a request for a certain number of devices, the best case is that these selectors admit every device, so
+          all usable devices are returned.
+        * For a request for all devices, the best case is that these selectors admit no device, because the request then
+          requires the fewest devices. Therefore only the devices that are known to match are returned. If no device is
+          known to match, all usable devices are returned.
         """
         usable = [one for one in self.found if one.usable]
         certain = [one for one in usable if not one.unknown]
@@ -54,7 +57,7 @@ class Option:
     def count(self) -> int:
         """Minimum number of devices that this alternative requires.
 
-        It is 0 if all devices are requested and none is possible.
+        The minimum is 0 if the request is for all devices and no device can match.
         """
         if self.subrequest.count is not None:
             return self.subrequest.count
@@ -117,7 +120,10 @@ def too_large(requests: Sequence[PodRequest]) -> list[str]:
 
 
 def unmet(requests: Sequence[PodRequest], in_use: InUse) -> list[str]:
-    """Returns the reasons for each request that could not be met even without the other requests."""
+    """Returns the reasons why requests cannot be met, one for each alternative of a request.
+
+    Only requests that could not be met even without the other requests are included.
+    """
     reasons: list[str] = []
     for request in requests:
         missing = [option.missing(in_use) for option in request.options]
@@ -126,10 +132,10 @@ def unmet(requests: Sequence[PodRequest], in_use: InUse) -> list[str]:
 
 
 def room(requests: Sequence[PodRequest]) -> list[int]:
-    """Returns, for each request, the maximum number of devices for that request and the claim's earlier requests
-    together.
+    """Returns, for each request, the maximum number of devices that this request and the claim's earlier requests may
+    get together.
 
-    The rest of the claim's maximum is reserved for the minimum number of devices that its later requests need.
+    This is the maximum for the whole claim, minus the minimum number of devices that the claim's later requests need.
     """
     found, behind = [], Counter[int]()
     for one in reversed(requests):

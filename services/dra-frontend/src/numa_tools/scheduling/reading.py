@@ -27,7 +27,10 @@ class ManifestError(Exception):
 
 
 def value(document: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """Returns a field, or the default if the field is absent or null. Raises ManifestError."""
+    """Returns a field's value, or the default if the field is absent or null.
+
+    Raises ManifestError if the value has the wrong type, or if there is neither a value nor a default.
+    """
     found = document.get(key)
     if found is None:
         if default is None:
@@ -66,7 +69,7 @@ def items(
 
 
 def texts(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Returns a list of strings. Raises ManifestError."""
+    """Returns the strings in a list field, or an empty tuple if the field is absent. Raises ManifestError."""
     found = value(document, key, list, [])
     if len(found) > MAX_ITEMS or not all(isinstance(one, str) for one in found):
         raise ManifestError(f"{key}: must be a list of strings")

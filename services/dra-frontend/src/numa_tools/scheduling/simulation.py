@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def own_devices(inventory: Inventory, node: str) -> list[Published]:
-    """Returns the devices that this driver publishes for a node, in the scheduler's own form."""
+    """Returns the devices that this driver publishes for a node, in the form that the simulated scheduler uses."""
     return read_slices(document for pool in inventory.pools for document in slice_documents(pool, node))
 
 

@@ -212,7 +212,7 @@ def _driver_pod(request: Request) -> Mapping[str, Any]:
     pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={given.node}")
     found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod)]
     if not found:
-        other = f"--driver selects another value of the pods' label {_LABEL}"
+        other = f"use --driver if the driver's pods have another value of the label {_LABEL}"
         raise KubectlError(f"no running pod of {given.driver} on node {given.node}; {other}")
     return max(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
@@ -356,7 +356,7 @@ _PASSED_ON: Final = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that reports a usage error in one line."""
+    """Argument parser that reports a usage error on a single line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(_USAGE, f"{_PROGRAM}: {safe(message)}; see {self.prog} --help\n")
@@ -450,7 +450,7 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
 
 
 def run(arguments: Sequence[str], program: str) -> int:
-    """Runs one command with ``program`` as kubectl. Returns the exit status."""
+    """Parses the arguments and runs the command. ``program`` is the kubectl to use. Returns the exit status."""
     parser = build_parser()
     try:
         given = parser.parse_args(arguments)

@@ -2,8 +2,8 @@
 """The lists that ``nodes``, ``free`` and ``claims`` print: documents for programs, and table rows. Pure.
 
 Values in a document are not formatted: lists stay lists, and amounts are numbers whose unit is part of the key.
-``-o json`` and ``-o yaml`` print the documents. Table rows are built from the same documents, so all forms show the
-same facts.
+``-o json`` and ``-o yaml`` print the documents. Table rows are built from the same documents, so all output formats
+show the same information.
 """
 
 from collections import defaultdict

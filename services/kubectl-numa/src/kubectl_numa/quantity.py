@@ -26,8 +26,9 @@ _LONGEST_LIST: Final = 65536
 
 
 def parse_quantity(text: object) -> int:
-    """Parses a quantity and rounds it up. Returns 0 for a string that is not a quantity, so that one object cannot hide
-    the others.
+    """Parses a quantity and rounds it up.
+
+    Returns 0 for a string that is not a quantity, since an exception would prevent the other objects from being shown.
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:

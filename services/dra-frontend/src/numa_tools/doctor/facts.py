@@ -193,7 +193,7 @@ class Facts:
     sockets: Mapping[str, str] | Unread
     """For each driver, the reason why the kubelet cannot reach its socket, or "" if the kubelet can reach it."""
     pod: tuple[PodFault, ...]
-    """The node's directories and mounts that are missing from the driver's pod."""
+    """Resources that the driver's pod lacks, such as the node's directories, mounts, or access to the API server."""
     service: Service | Unread
     backend: BackendStatus | Unread
     run_directory: RunDirectory | Unread

@@ -23,7 +23,7 @@ FLAGS: Final = {
 """The flag that corresponds to each setting."""
 _PLACES: Final = ("config", "config-dir", "root-dir")
 _KNOWN: Final = frozenset((*_TEXTS, *_PLACES, "feature-gates", "reserved-memory"))
-"""Flags that are taken into account. All of them take a value."""
+"""Flags that this module parses. Each of them requires a value."""
 # Spellings accepted by Go's strconv.ParseBool.
 _BOOLS: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),

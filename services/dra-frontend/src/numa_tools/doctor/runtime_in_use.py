@@ -31,7 +31,7 @@ from numa_tools.doctor.runtime_settings import (
 CRIO_STATUS: Final = "crio status config"
 _K3S: Final = ("k3s", "RKE2")
 _REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
-# First containerd 2 release whose dump includes settings that the configuration files give under their 1.7 names.
+# First containerd 2 release whose dump includes settings for which the configuration files use the 1.7 names.
 _WHOLE_DUMPS: Final = (2, 0, 6)
 # For each dump version: the first containerd release that writes it, and the first later release that no longer writes
 # it.
@@ -119,7 +119,7 @@ class FoundRuntimes:
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """Existing sockets, out of those that belong to the known distributions and the candidates."""
+    """Those sockets of the known distributions and of the candidates that exist on the node."""
     endpoint: str = ""
     """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it is unknown."""
 
@@ -153,9 +153,9 @@ def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | 
 
 
 def with_endpoint(found: FoundRuntimes, kubelet: KubeletConfig | Unread) -> FoundRuntimes:
-    """Adds the endpoint from the kubelet's configuration, which includes its command line.
+    """Returns ``found`` with the endpoint from the kubelet's configuration, which also reflects the kubelet's flags.
 
-    If the configuration has none, the endpoint from a running kubelet's command line is kept.
+    If that endpoint is unknown or not set, the endpoint from a running kubelet's command line is kept.
     """
     configured = "" if isinstance(kubelet, Unread) else kubelet.runtime_endpoint
     return replace(found, endpoint=configured or found.endpoint)
@@ -216,7 +216,7 @@ def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
         why = f"the given dump is not from containerd {'.'.join(map(str, release))}, which the kubelet uses"
         return Unread(why, f"dump the configuration with the containerd that the kubelet uses; or {_NO_DUMP}")
     if dump.of_2_0 and (release is None or release < _WHOLE_DUMPS):
-        why = "a dump from containerd 2.0.0 to 2.0.5 lacks settings that are given under their 1.7 names"
+        why = "a dump from containerd 2.0.0 to 2.0.5 lacks settings for which the files use the 1.7 names"
         return Unread(why, f"update containerd; or {_NO_DUMP}")
     return None
 

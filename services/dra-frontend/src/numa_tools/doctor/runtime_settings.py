@@ -229,7 +229,11 @@ def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
 
 
 def _before_validator(name: str, found: Any, release: Release | None) -> Any:
-    """Returns a default-validator setting for a release that might lack the validator."""
+    """Returns the value of a default-validator setting for a release that lacks the validator or is unknown.
+
+    A release without the validator ignores the setting in the files, so the default applies. For an unknown release,
+    the setting is Unclear if its value in the files differs from the default.
+    """
     default = next(one.default for one in SETTINGS if one.name == name)
     if release is not None or found == default or isinstance(found, Unclear):
         return default if release is not None else found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists all checks, in an order in which causes precede their effects, and runs them on facts. Pure."""
+"""Lists all checks, ordered so that causes precede their effects, and runs the checks on facts. Pure."""
 
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses systemd units and environment files to determine a service's arguments. Pure.
 
-The rules are those of systemd.unit(5), systemd.service(5) and systemd.exec(5): an empty assignment resets a list, a
-word ``$NAME`` is split into words, ``${NAME}`` is replaced within a word, and an unset variable is empty. Only the
-specifiers that depend on the unit's name are replaced, since the units of k3s and RKE2 read ``/etc/default/%N``.
+The rules are those of systemd.unit(5), systemd.service(5) and systemd.exec(5): an empty assignment resets a list,
+the value of a word ``$NAME`` is split into words, ``${NAME}`` is replaced within a word, and an unset variable expands
+to an empty string. Only the specifiers that depend on the unit's name are replaced, since the units of k3s and RKE2
+read ``/etc/default/%N``.
 """
 
 import re
@@ -30,7 +31,7 @@ class Service:
     commands: tuple[str, ...]
     """Values of ``ExecStart``."""
     variables: tuple[str, ...]
-    """Values of ``Environment``, one word for each variable."""
+    """Assignments from ``Environment``, each in the form ``NAME=value``."""
     files: tuple[str, ...]
     """Values of ``EnvironmentFile``. A leading ``-`` means that the file may be missing."""
     sets_environment: bool
@@ -124,8 +125,8 @@ def words(text: str) -> list[str]:
 def arguments_of(service: Service, environment: Mapping[str, str], program: str) -> tuple[str, ...]:
     """Returns the arguments after the program's name in ``ExecStart``, with variables replaced.
 
-    The name may follow a wrapper program. Raises UnitError if no command contains the name, or if a variable may have a
-    value that is not in any of the files.
+    The command may start the program through a wrapper. If there are several commands, the last one is used. Raises
+    UnitError if the command does not contain the program's name or uses a variable that may be set outside the files.
     """
     if not service.commands:
         raise UnitError("it has no ExecStart")

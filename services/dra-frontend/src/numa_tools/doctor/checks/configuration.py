@@ -20,7 +20,9 @@ _REMEDIES: Final = {
 
 def _machine(machine: object) -> Iterator[Finding]:
     if isinstance(machine, Unread):
-        yield problem(f"The machine cannot be read: {machine.why}.", "no devices can be offered", machine.remedy)
+        yield problem(
+            f"The machine's topology cannot be read: {machine.why}.", "no devices can be offered", machine.remedy
+        )
 
 
 def _fits(machine: Inventory) -> Iterator[Finding]:
@@ -33,7 +35,7 @@ def _fits(machine: Inventory) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    Check("config.machine", "The machine can be read.", ("machine",), _machine, always=True),
+    Check("config.machine", "The machine's topology can be read.", ("machine",), _machine, always=True),
     Check(
         "config.fits",
         "The machine has the resources that the configuration specifies, and some are left for claims.",

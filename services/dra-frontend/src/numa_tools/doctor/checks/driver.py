@@ -57,7 +57,7 @@ def _effect(notice: Notice, level: Level) -> str:
         return "a claim is prepared only while it can be enforced"
     if notice.unready:
         return "the pod is not ready: claims are not prepared, or the scheduler does not see the devices"
-    return "something is not enforced or offered as intended"
+    return "some claims are not enforced, or some devices are not offered, as configured"
 
 
 def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    Check("driver.pod", "The pod has the node's directories and access to the API server.", ("pod",), _pod),
+    Check("driver.pod", "The pod can access the node's directories and the API server.", ("pod",), _pod),
     Check("driver.endpoint", "The service responds on its state socket.", ("service",), _endpoint, always=True),
     Check("driver.status", "The driver reports no problems or warnings on this node.", ("service",), _status),
     Check(

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the rest of the node: host processes that run on claimed CPUs or use hugepages, disk space and open files.
-Pure.
-"""
+"""Checks disk space, open files, and the host processes that run on claimed CPUs or use hugepages. Pure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,8 +12,8 @@ from numa_tools.doctor.facts import Cgroups, Claims, Kernel, RunDirectory, Servi
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _MIN_BYTES: Final = 16 << 20
-"""Minimum free space. The journal takes up 256 KiB, a record a few KiB, and the quarantine directory no more than this
-minimum.
+"""Minimum free space in bytes. It equals the size limit of the quarantine directory. The journal takes up 256 KiB, and
+each record takes up a few KiB.
 """
 _MIN_FILES: Final = 1024
 _MIN_OPEN: Final = 4096
@@ -117,7 +115,7 @@ def _room(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Iter
 
 def _full(space: Space) -> Iterator[str]:
     if space.free_bytes < _MIN_BYTES:
-        yield f"{space.free_bytes >> 10} KiB are left for {space.path}"
+        yield f"{space.free_bytes >> 10} KiB are free on the file system of {space.path}"
     if space.free_files is not None and space.free_files < _MIN_FILES:
         yield f"{space.free_files} files can still be created on the file system of {space.path}"
 
@@ -158,7 +156,10 @@ CHECKS: Final = (
         always=True,
     ),
     Check(
-        "host.own-files", f"A process in this container may have {_MIN_OPEN} open files.", ("open_files",), _own_files
+        "host.own-files",
+        f"A process in this container can open at least {_MIN_OPEN} files.",
+        ("open_files",),
+        _own_files,
     ),
-    Check("host.node-files", "The node is not about to run out of open files.", ("kernel",), _node_files),
+    Check("host.node-files", "The node is not close to its open-file limit.", ("kernel",), _node_files),
 )

@@ -149,8 +149,8 @@ def _isolated_offered(machine: Inventory) -> Iterator[Finding]:
     if both := machine.machine.isolcpus - machine.reserved_cpus - machine.withheld_cpus:
         yield note(
             f"CPUs {format_cpu_list(both)} are in isolcpus and available to claims.",
-            "a program that does not pin its threads runs on only one of them, and the kernel partitions them only for "
-            "claims with isolation: isolated",
+            "a program that does not pin its threads runs on only one of them, and the kernel allows them in a cpuset "
+            "partition only for claims with isolation: isolated",
             "set isolcpus: only or never in claims, or boot without isolcpus and use isolation: isolated instead",
         )
 

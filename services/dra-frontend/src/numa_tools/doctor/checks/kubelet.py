@@ -87,8 +87,8 @@ def _set(setting: str, origin: str) -> str:
 
 
 def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]]:
-    """Returns the check that a kubelet manager's policy is not static, judging by the manager's state file,
-    configuration and behaviour.
+    """Returns a check that a kubelet manager's policy is not static. The check examines the manager's state file, the
+    kubelet's configuration, and whether new containers are pinned to CPUs or NUMA nodes.
     """
     setting, name = _OFF[manager].partition(":")[0], _NAMES[manager]
 

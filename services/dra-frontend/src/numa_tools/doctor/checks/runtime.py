@@ -99,7 +99,7 @@ def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "The runtime starts containers while the driver is not connected.",
-            "a container with a claim that starts during this time runs unpinned until the backend has reconnected, "
+            "if a container with a claim starts during this time, it runs unpinned until the backend has reconnected, "
             "which takes about a second",
             "annotate the pods that must start before the driver, then require the plugin (containerd 2.2, CRI-O "
             f"1.34): {_set_up(runtime, ' --require-plugin')}",

@@ -47,8 +47,8 @@ _Answer = TypeVar("_Answer")
 
 
 def nobody_asked() -> Mapping[str, Any]:
-    """Returns the facts for a command that runs outside the driver's pod and therefore does not have the driver's
-    rights.
+    """Returns an Unread for each fact from the API server, for a command that runs outside the driver's pod and
+    therefore does not have the driver's rights.
     """
     return dict.fromkeys(_KEYS, _ELSEWHERE)
 

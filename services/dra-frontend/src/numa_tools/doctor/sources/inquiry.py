@@ -27,8 +27,8 @@ RIGHTS_ON_DEMAND: Final = (("watch", _RESOURCES, "resourceclaims", ""),)
 
 
 class _Version(Call):
-    """Request for the server's version. Its path does not belong to an API group, and system:public-info-viewer may
-    read it.
+    """Request for the server's version. Its path does not belong to an API group, and the ClusterRole
+    system:public-info-viewer grants access to it.
     """
 
     @property

@@ -47,7 +47,7 @@ def read_kernel(tree: FileTree) -> Kernel | Unread:
 
 
 def _cpus(text: str | None) -> frozenset[int]:
-    # A kernel built without the option prints "(null)".
+    # /sys/devices/system/cpu/nohz_full may contain "(null)" if the kernel was booted without nohz_full.
     try:
         return parse_cpu_list(text or "")
     except MalformedError:
@@ -116,7 +116,7 @@ def _words(tree: FileTree, path: str) -> frozenset[str]:
 
 
 def _options(mountinfo: str, root: str) -> frozenset[str]:
-    """Returns the mount options of the cgroup2 file system at a path, or nothing for any other file system."""
+    """Returns the mount options of the file system at a path, or an empty set if its type is not cgroup2."""
     above = mounts_over(root, parse_mounts(mountinfo))
     return above[-1].options if above and above[-1].kind == "cgroup2" else frozenset()
 

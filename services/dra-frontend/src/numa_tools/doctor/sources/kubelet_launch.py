@@ -53,9 +53,10 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     """Returns the command line, or None if there is no trace of a kubelet on the node. Raises UnseenError if the
     command line is ambiguous.
 
-    If a kubelet is running, its command line is returned. Otherwise exactly one unit or distribution must be installed:
-    leftovers from another installation make the command line ambiguous. Environment files whose unit is not visible may
-    contain only some of the flags.
+    If a kubelet is running, its command line is returned. Otherwise, the command line is that of the installed unit or
+    distribution. If several are found, for example because an earlier installation left files behind, the command line
+    is ambiguous. If none is visible, or if the unit runs a wrapper script, the flags are read from environment files,
+    which may contain only some of the flags.
     """
     if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:
@@ -177,9 +178,9 @@ def _of_ranchers(files: HostFiles) -> list[Launch]:
 def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
     """Returns the kubelet's arguments under k3s or RKE2. Raises UnitError and UnseenError.
 
-    The lists from the configuration file and the command line are joined. The ``--config`` file and the
-    ``--config-dir`` directory are copied into the distribution's own drop-in directory, the only one that the kubelet
-    reads (extractConfigArgs in pkg/daemons/agent/agent.go of k3s).
+    The ``kubelet-arg`` lists from the configuration file and the command line are concatenated. The distribution copies
+    the ``--config`` file and the ``--config-dir`` directory into its own drop-in directory, the only one that the
+    kubelet reads (extractConfigArgs in pkg/daemons/agent/agent.go of k3s).
     """
     started = next((one for unit in rancher.units if (one := _unit_arguments(files, unit, rancher.name))), None)
     given = started.arguments if started else ()
@@ -224,7 +225,7 @@ def _listed(value: object) -> list[str]:
 
 
 def _values(arguments: tuple[str, ...], *names: str) -> list[str]:
-    """Returns the values that a command line gives for a flag, as ``--flag value`` or ``--flag=value``."""
+    """Returns all values of a flag on a command line. Accepts ``--flag value`` and ``--flag=value``."""
     found = []
     for place, one in enumerate(arguments):
         name, equals, value = one.partition("=")

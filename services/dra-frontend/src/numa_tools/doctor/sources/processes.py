@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the programs that run on a node, from /proc under a host root. Every call blocks.
+"""Searches /proc under a host root for programs that run on the node. Every call blocks.
 
-The driver's containers see none of these programs in /proc, since each container has its own PID namespace.
+These programs do not appear in the /proc of the driver's containers, since each container has its own PID namespace.
 """
 
 import posixpath
@@ -18,7 +18,8 @@ START_SLACK_SECONDS: Final = 2.0
 """Uncertainty in a process's start time: the kernel reports the boot time only in whole seconds."""
 _MAX_PROCESSES: Final = 1 << 17
 _MAX_BYTES: Final = 2 << 20
-"""Maximum size of a file in /proc/PID. With the default stack limit, execve(2) accepts a command line of 2 MiB."""
+"""Maximum size of a file in /proc/PID. With the default stack limit, execve(2) accepts a command line of up to 2 MiB.
+"""
 _TICKS: Final = 100
 """USER_HZ, the unit of times in /proc/PID/stat."""
 _START: Final = 19
@@ -42,7 +43,9 @@ class Process:
 
 
 def find_processes(tree: HostTree, programs: Collection[str]) -> Iterator[Process]:
-    """Yields the processes of these programs, ordered by PID. Raises HostTreeError if /proc is too large."""
+    """Yields the processes that run any of the given programs, ordered by PID. Raises HostTreeError if /proc contains
+    too many processes.
+    """
     numbers = [name for name in tree.names("/proc") or () if name.isascii() and name.isdigit()]
     if len(numbers) > _MAX_PROCESSES:
         raise HostTreeError("/proc", f"has more than {_MAX_PROCESSES} processes")

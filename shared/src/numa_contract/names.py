@@ -3,7 +3,7 @@
 
 Each of these names is built and parsed only here. The end of the module lists the former names of parameters and
 settings, which are still accepted (ADR 34). ``present_names`` replaces them before a document is validated, so no other
-module needs to know them. The chart has the same names in ``templates/tenantpolicy.yaml`` and
+module needs to know them. The chart repeats the former names in ``templates/tenantpolicy.yaml`` and
 ``templates/_checks.tpl``.
 """
 
@@ -38,8 +38,8 @@ SHORTAGE_TAINT: Final = f"{MEMORY_DRIVER}/hugepages-unavailable"
 ``helper-unavailable``.
 """
 OBSERVE_ATTRIBUTES: Final = {driver: f"{driver}/observe" for driver in DRIVERS}
-"""For each driver, the attribute and taint of all devices on a node with ``enforcement: observe``; their values are
-true.
+"""For each driver, the name of the attribute and the key of the taint that every device has on a node with
+``enforcement: observe``. Both have the value true.
 """
 FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS}
 """For each driver, the key of the taint on a device with failing hardware; the taint's value is ``uncorrected`` or
@@ -63,7 +63,7 @@ CLAIMS_LOCK: Final = "claims.lock"
 CLAIMS_JOURNAL: Final = "claims.journal"
 
 METADATA_DIRECTORY: Final = "dra-device-metadata"
-"""Subdirectory of a driver's plugin directory, also used by the kubelet's helper library for drivers."""
+"""Subdirectory of a driver's plugin directory. The kubelet's helper library for drivers uses the same name."""
 METADATA_MOUNTS: Final = "/var/run/kubernetes.io/dra-device-attributes"
 """Directory of metadata files in containers (KEP-5304)."""
 
@@ -71,8 +71,8 @@ CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
 CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
 
-# Upper bounds of the parts' lengths, in characters: 15 for the prefix, 128 for the UID, 63 for the request, and about
-# 20 for the item.
+# Maximum length of a variable's name in characters. The prefix has at most 15, the UID 128, the request 63, and the
+# item about 20.
 _MAX_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
@@ -125,10 +125,10 @@ def metadata_claim_directory(namespace: str, claim: str) -> str:
 
 
 def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, request: str) -> str:
-    """Returns the path of a request's metadata file on the host (``request`` is the base name), under ``plugins``, the
-    kubelet's plugin directory.
+    """Returns the path of a request's metadata file on the host.
 
-    The kubelet's helper library for drivers uses the same names. Raises MalformedError for invalid object names.
+    ``plugins`` is the kubelet's plugin directory, and ``request`` the base name of the request. The kubelet's helper
+    library for drivers uses the same names. Raises MalformedError for invalid object names.
     """
     directory = f"{plugins}/{driver}/{METADATA_DIRECTORY}/{metadata_claim_directory(namespace, claim)}"
     return f"{directory}/{_one_path_part('request', request, _REQUEST)}/metadata.json"
@@ -147,7 +147,7 @@ def metadata_mount_path(driver: str, claim: str, pod_claim_name: str | None, req
 
 
 def memory_device_name(hugepage_bytes: int | None, numa_node: int) -> str:
-    """Returns the name of the device for a NUMA node's plain memory, or for its hugepages of one size:
+    """Returns the name of the device for a NUMA node's plain memory, or for its hugepages of one size, such as
     ``hugepages-2m-numa000``.
     """
     kind = "memory" if hugepage_bytes is None else f"hugepages-{short_page_size(hugepage_bytes)}"
@@ -166,7 +166,8 @@ def parse_memory_device_name(name: str) -> tuple[int | None, int]:
 
 
 def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:
-    """Returns the name of the DeviceClass for plain memory, or for hugepages of one size: ``dra.hugepages-2m``.
+    """Returns the name of the DeviceClass for plain memory, or for hugepages of one size, such as
+    ``dra.hugepages-2m``.
 
     ``far`` memory, which belongs to NUMA nodes without CPUs, has its own class.
     """
@@ -175,8 +176,8 @@ def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:
 
 
 class EnvKey(NamedTuple):
-    """Claim and request, as parsed from the name of one of the driver's environment variables. The request is "" if the
-    claim has only one.
+    """Claim and request, as parsed from the name of one of the driver's environment variables. The request is None if
+    the claim has only one request for the driver.
     """
 
     driver: str
@@ -254,11 +255,13 @@ class FormerName:
     words: Mapping[str | bool, str] = field(default_factory=dict)
     """Current values, keyed by former value."""
     inside: str = ""
-    """If the former value is a map, the only key in that map, whose value becomes the value of the current key."""
+    """If the former value is a map, the key whose value becomes the value of the current key; the map may contain no
+    other key. Empty if the former value is not a map.
+    """
 
     @property
     def path(self) -> str:
-        """The former key as users write it, ``sharedPool.grow``."""
+        """The former key as users write it, such as ``sharedPool.grow``."""
         return f"{self.old}.{self.inside}" if self.inside else self.old
 
 

@@ -54,7 +54,7 @@ def _nano(value: Fraction) -> int:
 
 
 def format_quantity(value: Fraction | int, *, binary: bool = False) -> str:
-    """Formats an amount canonically: with ``binary`` as bytes (``512Mi``), else as a decimal count (``16``)."""
+    """Formats an amount canonically: as bytes (``512Mi``) if ``binary`` is true, else as a decimal count (``16``)."""
     value = Fraction(value)
     if value == 0:
         return "0"

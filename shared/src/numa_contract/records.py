@@ -37,7 +37,9 @@ _MAX_RESULTS: Final = 32
 _MAX_PODS: Final = 256
 """Maximum number of entries in reservedFor (ResourceClaimReservedForMaxSize)."""
 _MAX_SETS: Final = 1024
-"""Maximum number of cached field sets. In practice, each model has only a few distinct sets."""
+"""Maximum number of cached sets of field names, which instances share (see ``Document``). In practice, only a few
+different sets occur for each model.
+"""
 _SMALLEST_PAGE: Final = 1 << 10
 _MAX_PAGE: Final = 1 << 40
 
@@ -77,7 +79,7 @@ def _shared_fields(given: frozenset[str]) -> set[str]:
 
 
 def _share_fields(model: BaseModel) -> None:
-    if model.model_extra:  # Unknown fields can have any name, so caching their sets could fill the cache.
+    if model.model_extra:  # Unknown fields can have any name, so sets that contain them could fill the cache.
         return
     object.__setattr__(model, "__pydantic_fields_set__", _shared_fields(frozenset(model.model_fields_set)))
 
@@ -194,7 +196,7 @@ class JoinedAttribute(RecordPart):
     """Values that a claim's matchAttribute constraints require of its CPUs."""
 
     attribute: str
-    """Name with its domain, ``resource.kubernetes.io/numaNode``."""
+    """Name of the attribute with its domain, such as ``resource.kubernetes.io/numaNode``."""
     values: tuple[int | bool | str, ...]
     """One value per constraint, without duplicates."""
 
@@ -258,7 +260,7 @@ class CpuParameters(RecordPart):
     quota: Annotated[str, _formerly("off", "lift")] = "lift"
     """CFS quota of the containers: ``lift`` (no quota if the claim covers their CPU limit) or ``keep``."""
     irqs: str = "move"
-    """Interrupts on the CPUs: ``move`` (they are moved off while a container runs) or ``keep``."""
+    """Interrupts on the CPUs: ``move`` (they are moved off the CPUs while a container runs) or ``keep``."""
     isolation: str = "exclusive"
     """Load balancing: ``exclusive`` (the kernel balances threads over the claim's CPUs), ``isolated`` (a thread stays
     on its CPU until it is moved explicitly), or ``mixed`` (as ``exclusive``, but the container may also use CPUs of the
@@ -426,7 +428,7 @@ def check_version(kind: str, document: Any, current: int) -> None:
     version = document.get("version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or not max(current - 1, 1) <= version <= current + 1:
         raise UnsupportedVersionError(
-            f"{kind} has format version {shown(version)}; this release reads up to {current + 1}"
+            f"{kind} has format version {shown(version)}; this release reads versions up to {current + 1}"
         )
 
 

@@ -156,8 +156,8 @@ class ContainerReport(Document):
     """NUMA nodes whose memory the container may use, as last read from ``cpuset.mems.effective``, in the kernel's list
     format."""
     limits: dict[str, Text] = Field(default_factory=dict)
-    """Limits that the container's claims have set, as last read: contents of the cgroup files by file name, in bytes or
-    in the kernel's format for the file. ``max`` means no limit.
+    """Limits that are set for the container's claims: contents of the cgroup files as last read, keyed by file name, in
+    bytes or in the kernel's format for the file. ``max`` means no limit.
     """
     cgroup: KernelPath = ""
     """Path of the container's cgroup under the cgroup root."""

@@ -111,7 +111,7 @@ def test_an_unknown_sharing_value_is_preserved() -> None:
 )
 def test_an_unsupported_version_is_rejected(document: object) -> None:
     """A record that is too old, too new or without a version is rejected as a whole."""
-    with pytest.raises(UnsupportedVersionError, match=r"allocation record has format version .* reads up to 2"):
+    with pytest.raises(UnsupportedVersionError, match=r"allocation record has format version .* versions up to 2"):
         parse_record(document)
 
 

@@ -33,8 +33,8 @@ class StatusCode(StrEnum):
     NO_BACKEND_ENFORCES = "NoBackendEnforces"
     """No backend on this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
-    """The backend cannot enforce something, and sent either no code for the cause or one that this release does not
-    know. The message comes from the backend.
+    """The backend reports an enforcement problem, either without a code for the cause or with a code that this release
+    does not know. The message comes from the backend.
     """
     MACHINE_UNREADABLE = "MachineUnreadable"
     """Information about the machine cannot be read; the result of the last successful read stays in use."""
@@ -73,7 +73,7 @@ class StatusCode(StrEnum):
     CPUS_KEPT_BY_POOL = "CPUsKeptByPool"
     """The kernel has refused a partition for a container's CPUs, so the shared pool enforces its claim. Subject: the
     container, ``namespace/pod/container``."""
-    # Warnings: the driver works.
+    # Warnings. The driver works despite them.
     POD_INCOMPLETE = "PodIncomplete"
     """The pod lacks a directory, a mount or a token. While the service is down, this is reported as a problem if it
     keeps the service from starting, else as a warning."""
@@ -121,7 +121,7 @@ PREVENTS_PREPARE: Final = frozenset(
         StatusCode.NO_BACKEND_ENFORCES,
     }
 )
-"""Codes of the problems because of which no claim can be prepared."""
+"""Codes of the problems during which no claim can be prepared."""
 
 
 class Notice(StateDocument):

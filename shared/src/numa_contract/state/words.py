@@ -25,7 +25,7 @@ KEPT_BY: Final = {
 }
 """Names of the mechanisms that keep other processes off a claim's CPUs, by ``exclusivity``."""
 ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
-"""Display text for whether a claim is enforced, by the status of its ``Enforced`` condition."""
+"""Display text for each status of a claim's ``Enforced`` condition."""
 LEVELS: Final = {"fault": "Problem", "warning": "Warning"}
 """Names of the problem levels in ``/v1/node``."""
 UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cached view of the claim files in the CDI directory, cheap enough to be refreshed in every hook.
 
-Safety rule: a claim's CPUs stay allocated as long as its file exists, readable or not. If a file that was once readable
-no longer is, its previous content stays in effect. Only the removal of the file releases the CPUs.
+Safety rule: a claim's CPUs stay allocated as long as its file exists, readable or not. If a file becomes unreadable,
+the CPUs and memory listed in it remain allocated, but its record is no longer used. Only the removal of the file
+releases the CPUs.
 
 Change detection uses time stamps. The frontend replaces files by rename, so every change updates the directory's
 modification time, and a refresh needs one stat(2) if that time is unchanged. But the kernel's time stamps advance in
@@ -37,10 +38,13 @@ from numa_contract.names import ClaimKey, cdi_file_name, parse_cdi_file_name
 from numa_node.files import read_regular
 
 MAX_CLAIM_FILES: Final = 4096
-"""Maximum number of claim files that are read; any more are reported as a problem. A node has a few hundred pods."""
-_CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
-# If the clock was set back, stamps may lie in the future. If a stamp is ahead by no more than this, the clock may soon
-# reach it, and another change could then get the same stamp. So such a stamp does not prove that nothing has changed.
+"""Maximum number of claim files that are read. If there are more, this is reported as a problem. A node has far fewer
+claims, since it runs only a few hundred pods.
+"""
+_CLOCK_REALTIME_COARSE: Final = 5  # From linux/time.h; Python's time module does not define it.
+# If the clock was set back, stamps may lie in the future. If a stamp is ahead of the clock by at most this many
+# nanoseconds, the clock may soon reach it, and another change could then get the same stamp. So such a stamp does not
+# prove that nothing has changed.
 _FUTURE_NS: Final = 10**9
 _Stamp = tuple[int, ...]
 _log = logging.getLogger(__name__)
@@ -149,10 +153,10 @@ class ClaimDirectory:
         return self._show({"": problem} if problem else {})
 
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
-        """Updates the view with a file that this process has written or removed (None), so that the next scan is
-        unnecessary.
+        """Updates the view after this process has written a file, or removed it (``file`` is None). The next refresh
+        then need not scan the directory.
 
-        A change by another process within the same clock tick is then seen only by the next thorough refresh. Writers
+        A change by another process within the same clock tick is seen only by the next thorough refresh. Writers
         exclude each other with a lock and learn of each other's changes by other means. Never raises.
         """
         name, files = cdi_file_name(*key), dict(self.view.files)
@@ -266,7 +270,7 @@ class DirectoryReader:
         return self._directory.settled
 
     async def refresh(self, *, thorough: bool = False) -> None:
-        """Updates the view. With ``thorough``, unchanged files are read as well."""
+        """Updates the view. ``thorough`` scans the directory even if its time stamp has not changed."""
         known = self._directory.view is self.view and not (thorough or self._reading.locked())
         if known and self._directory.is_current():
             # In most calls the directory's time stamp shows that nothing has changed. The directory is on an in-memory

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 # Nearly every sysfs file fits into one buffer, and the next read returns nothing, which marks the end of the file. A
-# larger buffer would be mapped and unmapped for each file. That took a seventh of an idle frontend's CPU time in the
-# virtual machine of the node tests.
+# larger buffer would be mapped and unmapped for each file, which was measured to take a seventh of an idle frontend's
+# CPU time in the virtual machine of the node tests.
 _READ_BYTES = 1 << 16
 _FIRST_DELAY: Final = 0.002
 _MAX_DELAY: Final = 0.1

@@ -35,8 +35,8 @@ def _add(name: str) -> None:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         nonlocal is_executing
         with _lock:
-            # Other threads wait here until all names exist. Code in this thread that runs as part of the module's own
-            # execution gets the names that exist so far.
+            # Other threads wait here until all names exist. In this thread, code that uses the module while it is still
+            # being executed gets only the names that already exist.
             if vars(module).get("__getattr__") is load and not is_executing:
                 is_executing = True
                 try:

@@ -69,8 +69,8 @@ class Dump:
     disabled: tuple[str, ...]
     """Plugins that are disabled as a whole; a dump has no section for them. 1.7 may print short names."""
     of_2_0: bool = False
-    """True if containerd 2.0 printed the dump. 2.0.0 to 2.0.5 omit settings that the files contain under their 1.7
-    names.
+    """True if containerd 2.0 printed the dump. The dumps of 2.0.0 to 2.0.5 omit settings that the files contain under
+    the names from 1.7.
     """
 
     @property
@@ -102,7 +102,7 @@ def read_dump(text: str) -> Dump:
     version, plugins = document.get("version"), document.get("plugins", {})
     if type(version) is not int or version not in CRI_OF_DUMP or not isinstance(plugins, dict):
         raise RuntimeConfigError(
-            f"the dump has version {shown(version)}; known versions are {', '.join(map(str, CRI_OF_DUMP))}"
+            f"the dump has version {shown(version)}; supported versions are {', '.join(map(str, CRI_OF_DUMP))}"
         )
     # The plugin_dir key was removed in 2.1.
     of_2_0 = version > DUMP_OF_1_7 and "plugin_dir" in document
@@ -136,7 +136,10 @@ class Effective:
         return self.nri not in self.disabled
 
     def value(self, plugin: str, *path: str) -> Any:
-        """Returns the value of a key, or None. Raises UndeterminedError if the section spells the key differently."""
+        """Returns the value of a key, or None if there is none.
+
+        Raises UndeterminedError if a name in the path is capitalized differently, or if its parent is not a table.
+        """
         found: Any = self.plugins.get(plugin)
         for part in path:
             if found is None:
@@ -144,7 +147,7 @@ class Effective:
             if not isinstance(found, dict):
                 raise UndeterminedError(f"{plugin} has a {part} that is not a table")
             if any(key != part and key.casefold() == part for key in found):
-                raise UndeterminedError(f"{plugin} spells {part} differently, which containerd may accept")
+                raise UndeterminedError(f"{plugin} capitalizes {part} differently, which containerd may accept")
             found = found.get(part)
         return found
 
@@ -175,7 +178,7 @@ def rules_for(release: Release | None) -> tuple[Rules, ...]:
 
 
 def full_name(plugin: str) -> str:
-    """Returns the full name of a relevant plugin, and any other name unchanged."""
+    """Returns the full name for the short name ``cri`` or ``nri``, and any other name unchanged."""
     return {"cri": CRI_OF_1, "nri": NRI}.get(plugin, plugin)
 
 
@@ -351,7 +354,7 @@ def _names(path: str, document: Mapping[str, Any], key: str) -> list[str]:
 
 def _top(path: str, document: Mapping[str, Any], key: str, kind: type, missing: Any) -> Any:
     if any(one != key and one.casefold() == key for one in document):
-        raise UndeterminedError(f"{path} spells {key} differently, which containerd may accept")
+        raise UndeterminedError(f"{path} capitalizes {key} differently, which containerd may accept")
     found = document.get(key, missing)
     if type(found) is not kind:
         raise UndeterminedError(f"{key} in {path} is {shown(found)}, and containerd does not start with that value")

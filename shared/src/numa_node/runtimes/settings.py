@@ -115,10 +115,9 @@ REQUIRE_PLUGIN: Final = ("validator", "required", "tolerated")
 
 
 def required_value(name: str, found: Any, cdi_dir: str) -> Any:
-    """Returns the value that a setting must have, given its current value, which is returned unchanged if it is
-    acceptable.
+    """Returns the value that a setting must have. If the current value, ``found``, is acceptable, returns it unchanged.
 
-    Missing entries are added to lists, and any socket is accepted.
+    Missing entries are added to lists, and any socket path is accepted.
     """
     match name:
         case "cdi_directories":

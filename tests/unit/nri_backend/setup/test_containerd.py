@@ -151,7 +151,7 @@ def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
     ("text", "expected"),
     [
         ("version = 2\n[\n", "is not TOML"),
-        ("", "has version 'None'; known versions are 2, 3, 4"),
+        ("", "has version 'None'; supported versions are 2, 3, 4"),
         ("version = 1\n", "has version '1'"),
         ("version = 5\n", "has version '5'"),
         ("version = 3\n", "use the output of .containerd config dump."),

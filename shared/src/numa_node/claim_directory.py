@@ -234,10 +234,11 @@ class ClaimDirectory:
             read = parse_claim_file(entry.name, data)
         except FileNotFoundError:
             raise
-        except OSError as error:
-            # The file is marked as scanned at time 0, so that it is read again: the cause of the error may be
-            # temporary.
-            return _spoilt(before, stamp, 0, f"{entry.name} cannot be read: {error.strerror}")
+        except (OSError, MemoryError) as error:
+            # The cause may be temporary, for example too many open files, and when it ends, the file's stamp does not
+            # change. With its own stamp as the time of the read, the entry is not settled, so each scan reads the file.
+            why = error.strerror if isinstance(error, OSError) else "out of memory"
+            return _spoilt(before, stamp, stamp[0], f"{entry.name} cannot be read: {why}")
         except ContractError as error:
             return _spoilt(before, stamp, now_ns, str(error))
         except Exception as error:  # noqa: BLE001 - one unforeseen file must not stop the reading of the others

@@ -2,6 +2,7 @@
 """Reads the CDI directory; tested with real files."""
 
 import os
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -208,6 +209,26 @@ def test_an_invalid_file_affects_only_its_own_claim(tmp_path: Path) -> None:
         directory = ClaimDirectory(str(tmp_path))
         assert view_of(directory)["c2"] == {4}
         assert list(directory.view.problems) == [path.name]
+
+
+def test_a_file_that_could_not_be_read_is_read_by_the_next_thorough_scan(tmp_path: Path) -> None:
+    """The only free descriptor is used to list the directory, so opening the file fails. Neither the file nor the
+    directory changes when descriptors are free again.
+    """
+    path = write_claim(tmp_path, ONE)
+    directory = ClaimDirectory(str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+    try:
+        view = directory.refresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not view.files
+    assert dict(view.problems) == {path.name: f"{path.name} cannot be read: Too many open files"}
+    assert view_of(directory, thorough=True) == {"c1": {2, 3}}
+    assert not directory.view.problems
 
 
 def test_changes_made_by_this_process_need_no_scan(tmp_path: Path) -> None:

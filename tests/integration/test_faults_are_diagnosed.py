@@ -89,7 +89,9 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
         "explain waiting": ("nri-backend is not connected to the container runtime", "check that NRI is enabled"),
     },
     gate_off: {"doctor": ("(feature gate DRAConsumableCapacity). [api.gates]", "enable it in the API")},
-    static_cpu_manager: {"doctor": ("CPU manager is static. [kubelet.cpu-manager]", "set cpuManagerPolicy: none")},
+    static_cpu_manager: {
+        "doctor": ("CPU manager uses the static policy. [kubelet.cpu-manager]", "set cpuManagerPolicy: none")
+    },
     reserved_offline: {
         "doctor": (
             "reservedCPUs: CPU 1 is offline",

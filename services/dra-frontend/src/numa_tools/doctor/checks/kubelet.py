@@ -100,7 +100,7 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
         pins = not isinstance(backend, Unread) and manager in backend.kubelet_pins
         seen = [f"containers were created with {_SEEN[manager]} that no claim assigns to them"] if pins else []
         if running == static:
-            yield problem(f"The kubelet's {name} manager is {static}.", _PINNED, remedy, seen)
+            yield problem(f"The kubelet's {name} manager uses the {static} policy.", _PINNED, remedy, seen)
         elif kubelet and kubelet.configured.get(manager) == static:
             what = f"The kubelet's {name} manager policy is configured as {static}, but the policy in use is {running}."
             yield problem(
@@ -111,7 +111,7 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
             other = "remove the other NRI plugin that pins them, or delete pods created while the policy was static"
             yield problem(what, _PINNED, other, seen)
         elif pins:
-            what = f"The kubelet's static {manager} manager or another NRI plugin pins containers."
+            what = f"The kubelet's static {name} manager or another NRI plugin pins containers."
             yield problem(what, _PINNED, f"{remedy}; if this is already set, remove the other NRI plugin", seen)
 
     return _if_seen(judge, lambda kubelet, *_: kubelet is not None and manager in kubelet.running)

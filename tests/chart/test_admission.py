@@ -121,8 +121,8 @@ GPU = [{"driver": "gpu.example", "device": "gpu-0"}]
         pytest.param({"status": {"devices": MINE}}, {"status": {}}, "a claim on another node", id="unallocated claim"),
         pytest.param(with_status(devices=GPU), with_status(), "dra.cpu and dra.memory only", id="another driver"),
         pytest.param(with_status(), with_status(devices=GPU), "dra.cpu and dra.memory only", id="removed"),
-        pytest.param(with_status(reservedFor=[]), with_status(), "status.devices of claims only", id="stolen"),
-        pytest.param(with_status("b"), with_status(), "status.devices of claims only", id="moved"),
+        pytest.param(with_status(reservedFor=[]), with_status(), "may change only status.devices", id="stolen"),
+        pytest.param(with_status("b"), with_status(), "may change only status.devices", id="moved"),
     ],
 )
 def test_the_status_of_the_nodes_claims_can_be_written(new: Document, old: Document, text: str) -> None:
@@ -137,8 +137,8 @@ def test_the_status_of_the_nodes_claims_can_be_written(new: Document, old: Docum
     [
         (event({"kind": "Pod", "name": "p", "namespace": "n"}), ALLOWED),
         (event({"kind": "Node", "name": "a"}), ALLOWED),
-        (event({"kind": "Node", "name": "b"}), "Events about pods and about its own node, here a"),
-        (event({"kind": "Secret", "name": "a"}), "Events about pods and about its own node"),
+        (event({"kind": "Node", "name": "b"}), "Events only about pods and about its own node, a"),
+        (event({"kind": "Secret", "name": "a"}), "Events only about pods and about its own node"),
         (event({"kind": "Pod", "name": "p"}, "kubelet"), "Events of the reportingController dra-driver-numa only"),
     ],
 )

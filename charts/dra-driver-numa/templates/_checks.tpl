@@ -2,7 +2,7 @@
 {{/* Checks that a JSON schema cannot express. Every message names the value and the remedy. */}}
 {{- define "numa.checks" -}}
 {{- include "numa.checkPeerValues" . -}}
-{{- /* Without a cluster, as for "helm template", lookup finds nothing, and this is not checked. */ -}}
+{{- /* Without a cluster, as with "helm template", lookup finds no namespace, and its level is not checked. */ -}}
 {{- $namespace := include "numa.namespace" . -}}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "privileged" (lookup "v1" "Namespace" "" $namespace) -}}
 {{- if ne $level "privileged" -}}
@@ -20,7 +20,8 @@
 {{- include "numa.checkPods" . -}}
 {{- end -}}
 
-{{/* Values of dra-driver-cpu's chart that moved to another key here. Helm's own message would not name the new key. */}}
+{{/* Rejects values of dra-driver-cpu's chart that have another key in this chart. Helm's own message would not name the
+new key. */}}
 {{- define "numa.checkPeerValues" -}}
 {{- $places := dict "image" "frontend.image and backend.image" "resources" "frontend.resources and backend.resources" "kubeletRootDir" "driverConfig.kubeletRootDir" "sysfsOverlay" "driverConfig.sysfsOverlay" "healthzPort" "frontend.port" "extraArgs" "frontend.extraArgs and backend.extraArgs" "extraVolumeMounts" "frontend.extraVolumeMounts and backend.extraVolumeMounts" -}}
 {{- range $key, $place := $places -}}
@@ -32,7 +33,7 @@
 {{- fail "driverConfig.bindAddress: is a key of dra-driver-cpu; use frontend.port here (docs/migration.md)" -}}
 {{- end -}}
 {{- if hasKey .Values "healthzPath" -}}
-{{- fail "healthzPath: is a value of dra-driver-cpu's chart; remove it, the path is always /healthz (docs/migration.md)" -}}
+{{- fail "healthzPath: is a value of dra-driver-cpu's chart; remove it, since the path is always /healthz (docs/migration.md)" -}}
 {{- end -}}
 {{- if hasKey .Values "args" -}}
 {{- $found := list -}}
@@ -46,7 +47,8 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Checks a value with a pattern. Helm's own message would contain only the pattern. Takes (list KEY VALUE PATTERN WORDS). */}}
+{{/* Checks that a value matches a pattern. Helm's own message would contain only the pattern. Takes
+(list KEY VALUE PATTERN WORDS). */}}
 {{- define "numa.text" -}}
 {{- if not (regexMatch (printf "^(%s)$" (index . 2)) (toString (index . 1))) -}}
 {{- fail (printf "%s: %q %s" (index . 0) (toString (index . 1)) (index . 3)) -}}
@@ -57,12 +59,13 @@
 (1|2|4|8|16|32|64|128|256|512|1024|2048|4096|8192|16384|32768|65536|131072|262144|524288|1048576)
 {{- end -}}
 
-{{/* Helm up to 3.17 does not know resource.k8s.io/v1. It adopts an existing class of that version without changing it, so
-the release would be installed with another driver's selectors. Takes (list ROOT NAME). */}}
+{{/* Rejects a class that exists already and does not belong to this release. Helm up to 3.17 does not know
+resource.k8s.io/v1: it would adopt the class without changing it, and the release would use another driver's selectors.
+Takes (list ROOT NAME). */}}
 {{- define "numa.checkClass" -}}
 {{- $root := index . 0 -}}
 {{- $name := index . 1 -}}
-{{- /* Helm's lookup fails if the API is not served; then there is no class either. */ -}}
+{{- /* Helm's lookup fails if the API is not served. In that case, the class cannot exist. */ -}}
 {{- if $root.Capabilities.APIVersions.Has "resource.k8s.io/v1/DeviceClass" -}}
 {{- with lookup "resource.k8s.io/v1" "DeviceClass" "" $name -}}
 {{- $owner := printf "%s/%s" (dig "annotations" "meta.helm.sh/release-namespace" "" .metadata) (dig "annotations" "meta.helm.sh/release-name" "" .metadata) -}}
@@ -95,20 +98,23 @@ the release would be installed with another driver's selectors. Takes (list ROOT
 {{- include "numa.checkFiles" . -}}
 {{- end -}}
 
-{{/* Former names of settings, which are still accepted. The services have the same table, in numa_contract/names.py. */}}
+{{/* Former names of settings, which are still accepted. The services have the same table; see
+numa_contract/names.py. */}}
 {{- define "numa.formerSettings" -}}
 minSharedCPUs: withheldCPUs
 sharedPool: poolGrowth
 {{- end -}}
 
-{{/* The value of a former setting, or nothing: sharedPool was a map with one key. Takes (list DRIVERCONFIG KEY). */}}
+{{/* Returns the value of a setting under its former name, or nothing if it is not set. sharedPool was a map with the
+single key "grow". Takes (list DRIVERCONFIG KEY). */}}
 {{- define "numa.formerValue" -}}
 {{- $value := get (index . 0) (index . 1) -}}
 {{- if kindIs "map" $value -}}{{- $value = get $value "grow" -}}{{- end -}}
 {{- if not (kindIs "invalid" $value) -}}{{- $value -}}{{- end -}}
 {{- end -}}
 
-{{/* A group inherits driverConfig, so the group may use one of the names and driverConfig the other. */}}
+{{/* Rejects a setting that is given under its present and its former name. A group inherits driverConfig, so one name
+may come from the group and the other from driverConfig. */}}
 {{- define "numa.checkFormerNames" -}}
 {{- range $former, $present := include "numa.formerSettings" . | fromYaml -}}
 {{- $value := get $.Values.driverConfig $present -}}
@@ -152,7 +158,8 @@ sharedPool: poolGrowth
 {{- end -}}
 {{- end -}}
 
-{{/* A unix socket's path may have 107 bytes (unix(7)); 36 of them are the pod's UID. */}}
+{{/* The path of a unix socket may have at most 107 bytes (unix(7)). The paths of the driver's own sockets contain the
+pod's UID, which has 36 bytes. */}}
 {{- define "numa.checkSockets" -}}
 {{- $in := include "numa.inGroup" . -}}
 {{- $uid := repeat 36 "x" -}}
@@ -164,7 +171,7 @@ sharedPool: poolGrowth
 {{- end -}}
 {{- end -}}
 
-{{/* The rules of numa_contract/cpuset.py. Takes (list KEY LIST). */}}
+{{/* Checks a CPU list by the same rules as numa_contract/cpuset.py. Takes (list KEY LIST). */}}
 {{- define "numa.checkCPUs" -}}
 {{- $key := index . 0 -}}
 {{- $cpus := index . 1 -}}
@@ -230,7 +237,7 @@ sharedPool: poolGrowth
 
 {{- define "numa.checkPods" -}}
 {{- if eq (int .Values.frontend.port) (int .Values.backend.port) -}}
-{{- fail (printf "frontend.port and backend.port are both %d: the containers share one network, so choose different ports" (int .Values.backend.port)) -}}
+{{- fail (printf "frontend.port and backend.port are both %d: the containers share the pod's network, so choose different ports" (int .Values.backend.port)) -}}
 {{- end -}}
 {{- range $key := keys (include "numa.selector" . | fromYaml) -}}
 {{- if hasKey (default dict $.Values.podLabels) $key -}}

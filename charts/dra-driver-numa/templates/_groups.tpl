@@ -1,13 +1,15 @@
 {{/* SPDX-License-Identifier: Apache-2.0 */}}
-{{/* Groups of nodes: each has its own DaemonSet and ConfigMap. The nodes in no group are a last group without a name. */}}
+{{/* Groups of nodes. Each group has its own DaemonSet and ConfigMap. The nodes that no group in the values
+selects form an additional group, which comes last and has no name. */}}
 
 {{- define "numa.groupLabel" -}}
 dra-driver-numa/group
 {{- end -}}
 
 {{/*
-The groups as a YAML list: {name, nodeSelector, driverConfig, frontend, backend, hugepageProvision, others}. "others" are the
-node selectors of groups higher in the list that may select the same nodes: the highest group that selects a node gets it.
+Returns the groups as a YAML list: {name, nodeSelector, driverConfig, frontend, backend, hugepageProvision, others}. A
+node belongs to the first group in the list that selects it. "others" contains the node selectors of those earlier
+groups that may select the same nodes.
 */}}
 {{- define "numa.groups" -}}
 {{- $groups := list -}}
@@ -26,7 +28,7 @@ node selectors of groups higher in the list that may select the same nodes: the 
 {{- $within = and $within (eq (get $selector $key) $value) -}}
 {{- end -}}
 {{- if $within -}}
-{{- fail (printf "groups: %s would have no nodes: %s, above it, selects all of them; put it above, or give it another nodeSelector" $group.name $upper.name) -}}
+{{- fail (printf "groups: %s would have no nodes: %s, above it, selects all of them; list it above that group, or give it another nodeSelector" $group.name $upper.name) -}}
 {{- end -}}
 {{- if not $apart -}}
 {{- $others = append $others $upper.nodeSelector -}}
@@ -36,7 +38,8 @@ node selectors of groups higher in the list that may select the same nodes: the 
 {{- end -}}
 {{- $rest := list -}}
 {{- range $groups -}}
-{{- /* The nameless group already excludes nodes with this label, whatever its value, so this group does not change it. */ -}}
+{{- /* The group without a name excludes all nodes with the group label, whatever its value, so it need not exclude this
+group's nodes by their selector. */ -}}
 {{- if not (hasKey .nodeSelector (include "numa.groupLabel" $)) -}}
 {{- $rest = append $rest .nodeSelector -}}
 {{- end -}}
@@ -44,7 +47,8 @@ node selectors of groups higher in the list that may select the same nodes: the 
 {{- append $groups (dict "name" "" "others" $rest) | toYaml -}}
 {{- end -}}
 
-{{/* Context of a group's templates: the values, overridden by those of the group. Takes (dict "root" $ "group" GROUP). */}}
+{{/* Returns the context in which a group's objects are rendered: the chart's values, overridden by the group's. Takes
+(dict "root" $ "group" GROUP). */}}
 {{- define "numa.scope" -}}
 {{- $values := deepCopy (merge dict .root.Values) -}}
 {{- range $part := list "driverConfig" "nodeSelector" "hugepageProvision" -}}
@@ -64,7 +68,9 @@ node selectors of groups higher in the list that may select the same nodes: the 
 {{- include "numa.fullname" . }}{{ with .Group.name }}-{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* No DaemonSet's selector matches another DaemonSet's pods. A selector cannot be changed, so each group adds labels. */}}
+{{/* The labels in the selector of a group's DaemonSet. A selector must not match the pods of another DaemonSet, and
+cannot be changed later. So the group without a name keeps the chart's selector, and each named group has different
+labels. */}}
 {{- define "numa.groupSelector" -}}
 {{- if .Group.name -}}
 app.kubernetes.io/name: {{ printf "%s-group" (include "numa.name" . | trunc 57) | quote }}
@@ -82,9 +88,9 @@ app.kubernetes.io/part-of: {{ include "numa.name" . | quote }}
 {{- end -}}
 
 {{/*
-The affinity of a group's pods: the operator's own affinity, without the nodes of other groups. A node belongs to another
-group if it has all labels in that group's selector. So a node without one of these labels, or with another value, does not
-belong to that group: each label becomes a separate term.
+Returns the affinity of a group's pods: the operator's own affinity, which is restricted so that it excludes the nodes
+of other groups. A node belongs to another group if it has all labels in that group's selector. A node that lacks one of
+these labels, or has a different value for it, does not belong to that group, so each label becomes a separate term.
 */}}
 {{- define "numa.affinity" -}}
 {{- $terms := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list dict) (default dict .Values.affinity) -}}
@@ -107,8 +113,8 @@ belong to that group: each label becomes a separate term.
 {{- end -}}
 
 {{/*
-Returns the terms, each without the nodes that a selector matches. Takes (dict "terms" TERMS "selector" LABELS); with "rest",
-a label matches whatever its value.
+Returns terms that select the same nodes as the given terms, except the nodes that the selector matches. Takes
+(dict "terms" TERMS "selector" LABELS). With the key "rest", a node matches a label whatever the label's value is.
 */}}
 {{- define "numa.terms" -}}
 {{- $left := list -}}

@@ -43,7 +43,8 @@ app.kubernetes.io/part-of: {{ include "numa.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{/* The image of a component. A digest replaces the tag, and a mirror replaces the registry. Takes (dict "image" IMAGE "root" $). */}}
+{{/* The image of a component. A digest replaces the tag, and a mirror replaces the registry. Takes
+(dict "image" IMAGE "root" $). */}}
 {{- define "numa.image" -}}
 {{- $repository := .image.repository -}}
 {{- with (default dict .root.Values.global).imageRegistry -}}
@@ -104,7 +105,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- $sizes | uniq | toYaml -}}
 {{- end -}}
 
-{{/* The containers run as root, which owns the sockets and cgroup files, with no capabilities but those in .add (a list). */}}
+{{/* Security context of a container. It has no capabilities except those in .add (a list). The driver's containers run
+as root, because root owns the sockets and cgroup files. */}}
 {{- define "numa.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities:
@@ -115,7 +117,8 @@ capabilities:
 readOnlyRootFilesystem: true
 {{- end -}}
 
-{{/* Security context of every container. If a profile is named, the kubelet rejects the pod on a node without AppArmor. */}}
+{{/* Security context of the driver's containers. On a node without AppArmor, the kubelet rejects a pod that names a
+profile, so none is named by default. */}}
 {{- define "numa.driverSecurity" -}}
 {{ include "numa.containerSecurity" . }}
 {{- with .root.Values.appArmorProfile }}
@@ -123,7 +126,8 @@ appArmorProfile: {type: {{ . }}}
 {{- end }}
 {{- end -}}
 
-{{/* Address of the page that alerts link to: the operator's, else that of this version in a released chart's repository. */}}
+{{/* Address of the page that alerts link to. If the operator has set none, a released chart uses the page of its
+version in the repository that it was released from. */}}
 {{- define "numa.runbookURL" -}}
 {{- if .Values.metrics.prometheusRule.runbookURL -}}
 {{- .Values.metrics.prometheusRule.runbookURL -}}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Tab key stops only once at the CPUs; the arrow keys, Home and End move the focus between them.
+// All CPUs together are a single Tab stop. The arrow keys, Home and End move the focus between them.
 
 const all = () => [...document.querySelectorAll("button[data-cpu]")];
 
@@ -14,7 +14,7 @@ export function restoreFocus(element) {
   else if (claim) document.querySelector(`button.name[data-claim="${CSS.escape(claim)}"]`)?.focus();
 }
 
-/** Moves the focus on a key press. */
+/** Moves the focus from one CPU to another if the key is an arrow key, Home or End. */
 export function moveFocus(event) {
   const buttons = all();
   const at = buttons.indexOf(event.target);
@@ -33,7 +33,7 @@ export function moveFocus(event) {
   target.focus();
 }
 
-/** Returns the CPU in the nearest row above or below with the smallest horizontal distance. */
+/** Returns the nearest CPU above or below, or null. Vertical distance counts three times as much as horizontal. */
 function nearest(buttons, from, direction) {
   const origin = from.getBoundingClientRect();
   let best = null;

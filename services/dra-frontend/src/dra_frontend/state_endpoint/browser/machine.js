@@ -3,7 +3,10 @@
 
 import { grouped, kindOf, listOf, make, sizeOf, USES } from "./values.js";
 
-/** Returns the machine as elements: a section for each socket, one for nodes without CPUs, one for unplaced CPUs. */
+/**
+ * Returns the machine as elements: a section for each socket, or for each set of sockets that NUMA nodes span, one for
+ * NUMA nodes without CPUs, and one for CPUs whose location is unknown.
+ */
 export function machineOf(view) {
   const placed = view.cpus.filter((cpu) => cpu.numaNode !== undefined);
   const cpusByNode = grouped(placed, (cpu) => cpu.numaNode);
@@ -51,7 +54,7 @@ function memoryBar(one) {
   }
   const parts = [`${sizeOf(one.freeBytes)} free`];
   if (one.claimedBytes) parts.push(`${sizeOf(one.claimedBytes)} claimed`);
-  // Rounding reduces the capacity by less than this, which is not worth mentioning.
+  // Rounding the capacity causes smaller differences, which are not worth mentioning.
   if (kept > one.totalBytes / 100) parts.push(`${sizeOf(kept)} not offered`);
   if (one.claimedBytes > one.capacityBytes) parts.push("more than the node has");
   const name = make("span", { className: "kind" }, kindOf(one.hugepages ? one.pageSize : ""));

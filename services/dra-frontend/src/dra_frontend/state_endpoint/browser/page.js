@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetches the node document every two seconds while the page is visible, and redraws it if the document has changed.
+// Fetches the node document every two seconds while the page is visible, and redraws the page if the document has
+// changed.
 
 import { cpuDetails, matchDetails } from "./details.js";
 import { moveFocus, restoreFocus } from "./focus.js";

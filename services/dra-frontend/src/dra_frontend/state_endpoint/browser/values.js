@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats values for people, and creates elements. Values from the node are inserted as text, never as markup.
+// Formats values for display, and creates elements. Values from the node are inserted as text, never as markup.
 
 export const USES = {
   exclusive: ["E", "allocated to a claim that only one container uses"],

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # run.sh [--profile NAME]... [--keep] [pytest arguments]
-# run.sh [--profile NAME] --exec COMMAND...    in a machine that --keep left running
-# run.sh [--profile NAME]... --stop            end the machines that --keep left running (default: all of them)
+# run.sh [--profile NAME] --exec COMMAND...    runs a command in a machine that --keep left running
+# run.sh [--profile NAME]... --stop            ends the machines that --keep left running (default: all of them)
 #
 # Runs the node tests inside a virtual machine with a real kernel, a real containerd and several NUMA nodes; one
 # machine after another if several profiles are named (default: all). Paths in pytest arguments are relative to
@@ -34,13 +34,17 @@ push_source() { # copies the current source code and the machine's description t
   guest 'cat >/opt/numa/profile.env' <<<"NAME=$PROFILE NUMA=$NUMA SOCKETS=$SOCKETS DIES=$DIES CORES=$CORES THREADS=$THREADS MEM_GIB=$MEM_GIB HP2M=$HP2M HP1G=$HP1G"
 }
 
-serve_chart() { # runs Helm on the host, where it takes a tenth of a second, for the guest (sets CHART; ends with this script)
+# Starts a server, which ends with this script and whose port is stored in CHART. It runs Helm for the guest, because
+# Helm takes only a tenth of a second on the host.
+serve_chart() {
   if [ -n "${CHART:-}" ]; then return; fi
   coproc RENDERER { cd "$ROOT" && exec "$PYTHON" -m tests.node.vm.chart 8>&- 9>&-; }
   read -r CHART <&"${RENDERER[0]}"
 }
 
-push_package() { # push_package NAME LIBRARY...: copies a Debian package, and those of its libraries that the guest does not have, to /opt/NAME
+# push_package NAME LIBRARY...: copies a Debian package to /opt/NAME in the guest, together with those of its libraries
+# that the guest does not have.
+push_package() {
   local dir=$CACHE/$1 deb
   if [ ! -d "$dir" ]; then
     rm -rf "$dir-part"
@@ -130,7 +134,7 @@ main() {
   build_layers
   for profile in "${profiles[@]}"; do
     run_profile "$profile" ${arguments[@]+"${arguments[@]}"} && ran=yes || last=$?
-    ((last == 0 || last == 5)) || status=$last # 5: no selected test is for this machine
+    ((last == 0 || last == 5)) || status=$last # 5: none of the selected tests is for this machine
   done
   [ -n "$ran$status" ] || status=$last
   printf '%s\n' '' 'time per phase' "${PHASES[@]}"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluated in the page by tests: finds text that is hard to read (contrast by WCAG 2.2, relative luminance).
+// Tests evaluate this object in the page. It finds text with a low contrast, as defined by WCAG 2.2 from the relative
+// luminance of two colours.
 ({
   canvas: document.createElement("canvas").getContext("2d", { willReadFrequently: true }),
 
@@ -12,7 +13,7 @@
     return [red, green, blue, alpha / 255];
   },
 
-  /** Returns the background of an element, which is the nearest opaque one. */
+  /** Returns the background colour behind an element: that of the element or of its nearest ancestor that is opaque. */
   behind(element) {
     for (let one = element; one; one = one.parentElement) {
       const found = this.parts(getComputedStyle(one).backgroundColor);
@@ -29,7 +30,7 @@
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   },
 
-  /** Returns each piece of text with a contrast below 4.5 to 1, and the contrast. */
+  /** Returns the class or tag, and the contrast, of each element whose text has a contrast below 4.5 to 1. */
   faint() {
     const found = new Set();
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

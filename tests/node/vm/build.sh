@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Sourced: creates the cached layers that do not exist. A layer is created under a temporary name and renamed when
-# complete.
+# Sourced: creates the cached layers that do not exist yet. Each layer is created under a temporary name, and renamed
+# when it is complete.
 
 install_tools() { # installs the tools that a fresh machine does not have
   local missing=()
@@ -18,7 +18,8 @@ install_tools() { # installs the tools that a fresh machine does not have
   retry as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o Acquire::Retries=5 --no-install-recommends install "${missing[@]}"
 }
 
-install_site() { # install_site DIR: downloads the locked Python packages as wheels for the guest's Python, and unpacks them into DIR
+# install_site DIR: downloads the locked Python packages as wheels for the guest's Python, and unpacks them into DIR.
+install_site() {
   local platforms=() glibc
   for glibc in $(seq 5 41); do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
   requirements >"$1.txt"
@@ -27,7 +28,8 @@ install_site() { # install_site DIR: downloads the locked Python packages as whe
     "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --target "$1" -r "$1.txt"
 }
 
-warm_up() { # warm_up BASE DISK: boots once to import the container images, so that a run has little or nothing to import
+# warm_up BASE DISK: boots once to import the container images, so that later runs have few or none to import.
+warm_up() {
   say "first boot, importing container images"
   (
     use_profile default
@@ -53,14 +55,14 @@ build_layers() { # sets BASE and DISK
   exec 9>"$CACHE/lock"
   flock 9
   if [ ! -d "$BASE" ]; then
-    say "making the base layer (Debian $SUITE, containerd and QEMU of $NEWER)"
+    say "building the base layer (Debian $SUITE, containerd and QEMU of $NEWER)"
     as_root rm -rf "$CACHE"/base-*
     as_root "$NODE_DIR/vm/base.sh" "$CACHE/base-part" >"$CACHE/base.log" 2>&1 || { tail -n 30 "$CACHE/base.log" >&2; fail "base layer failed: $CACHE/base.log"; }
     as_root mv "$CACHE/base-part" "$BASE"
     phase "base layer"
   fi
   if [ ! -d "$CACHE/$disk" ]; then
-    say "making the disk image"
+    say "building the disk image"
     part=$CACHE/disk-part
     as_root rm -rf "$CACHE"/disk-* "$CACHE/site"
     install_site "$CACHE/site" >"$CACHE/site.log" 2>&1 || { tail -n 30 "$CACHE/site.log" >&2; fail "Python packages failed: $CACHE/site.log"; }

@@ -2,7 +2,8 @@
 # shellcheck shell=bash
 # Sourced: imports the driver's two images, as hack/images.sh builds them, into the guest's containerd.
 
-put_driver_images() { # imports only layers that the guest does not have, because unpacking takes minutes on an emulated processor
+# Imports only the layers that the guest does not have, because unpacking takes minutes on an emulated processor.
+put_driver_images() {
   local image archives
   "$ROOT/hack/images.sh" >&2 || return
   archives=$("$ROOT/hack/images.sh" --where)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 # Sourced by every script in this directory: paths, keys of the cached layers, and access to the guest.
-# Every path on a machine is a variable.
+# All paths on the host can be changed with variables.
 NODE_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ROOT=$(cd "$NODE_DIR/../.." && pwd)
 PATH=$PATH:/usr/sbin:/sbin # debootstrap and mke2fs are not in every user's PATH
@@ -47,4 +47,5 @@ ssh_options() {
   SSH_OPTIONS=(-i "$RUN/ssh_key" -p "$port" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR
     -o ConnectTimeout=20 -o ControlMaster=auto -o "ControlPath=$(cat "$RUN/sockets")/ssh" -o ControlPersist=3600)
 }
-guest() { [ -s "$RUN/port" ] || return 1; ssh_options; ssh "${SSH_OPTIONS[@]}" root@127.0.0.1 "$@" 8>&- 9>&-; } # ssh's master process must not hold our locks
+# The locks' file descriptors are closed, because ssh's master process would otherwise hold the locks.
+guest() { [ -s "$RUN/port" ] || return 1; ssh_options; ssh "${SSH_OPTIONS[@]}" root@127.0.0.1 "$@" 8>&- 9>&-; }

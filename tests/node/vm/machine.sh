@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Sourced after use_profile: one emulated (TCG) machine with several NUMA nodes, SMT and hugepages.
+# Sourced: functions that start and end an emulated (TCG) machine with several NUMA nodes, SMT and hugepages. They are
+# called after use_profile.
 
 machine_arguments() { # sets MACHINE (QEMU arguments) and CMDLINE from the profile
   local cpus=$((SOCKETS * DIES * CORES * THREADS)) node other distance first pages_2m='' pages_1g=''
@@ -28,11 +29,12 @@ machine_start() { # machine_start BASE DISK on|off (on: the guest's writes are d
   local clock=(-accel tcg,thread=multi,tb-size=1024)
   [ -z "$COUNTED" ] || clock=(-accel tcg,thread=single,tb-size=1024 -icount shift=1,sleep=off) # 2 ns per instruction
   machine_arguments
-  [ -s "$RUN/sockets" ] && [ -d "$(cat "$RUN/sockets")" ] || mktemp -d /tmp/node-vm.XXXXXX >"$RUN/sockets" # socket names are limited to 107 bytes
+  # The path is short, because names of sockets are limited to 107 bytes.
+  [ -s "$RUN/sockets" ] && [ -d "$(cat "$RUN/sockets")" ] || mktemp -d /tmp/node-vm.XXXXXX >"$RUN/sockets"
   "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])' >"$RUN/port"
   install -m 600 "$(dirname "$disk")/ssh_key" "$RUN/ssh_key"
-  # CPU: only the features that Debian's amd64 packages and PyPI's wheels may use, since each additional one slows down
-  # emulation
+  # The CPU has only the features that Debian's amd64 packages and PyPI's wheels may use, because each additional
+  # feature slows down the emulation.
   QEMU_MODULE_DIR=$lib/qemu TMPDIR=$RUN setsid nohup "$lib/ld-linux-x86-64.so.2" --library-path "$lib" "$base/qemu/usr/bin/qemu-system-x86_64" \
     -L "$base/qemu/usr/share/seabios" -L "$base/qemu/usr/share/qemu" \
     -nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off,vmport=off,smm=off \
@@ -62,7 +64,7 @@ machine_stop() { # powers the machine off, so that the file system on its disk i
   machine_kill
 }
 
-machine_kill() { # ends QEMU by its pid and removes the machine's run files; sufficient if the disk is discarded
+machine_kill() { # ends QEMU by its pid and removes the run files; sufficient if the changes to the disk are discarded
   local n
   [ -s "$RUN/pid" ] || return 0
   ssh_options; ssh "${SSH_OPTIONS[@]}" -O exit root@127.0.0.1 2>/dev/null || true

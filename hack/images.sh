@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # images.sh [TARGET...]
-# images.sh --where     prints the directory of the results
+# images.sh --where     prints the directory that contains the results
 #
 # Builds targets of the Dockerfile (default: both images) without a container engine: buildah, from Debian packages,
-# runs in a chroot. mmdebstrap creates the base image, under the name that the Dockerfile uses, from the mirror of this
-# machine's apt. Python packages are downloaded by this machine's pip from its configured index and installed offline.
-# Neither mirror nor index appears in an image. The results of a target are TARGET.tar (for docker load or ctr import)
-# and TARGET.cdx.json (its SBOM). A target is rebuilt if one of its sources has changed.
+# runs in a chroot. mmdebstrap creates the base image, under the name that the Dockerfile uses, from the mirror that
+# this machine's apt uses. Python packages are downloaded by this machine's pip from its configured index and installed
+# offline. The addresses of the mirror and the index do not appear in an image. The results of a target are TARGET.tar
+# (for docker load or ctr import) and TARGET.cdx.json (its SBOM). A target is rebuilt if one of its sources has changed.
 # IMAGES_ARCH=arm64 builds for that architecture; QEMU then emulates the programs that run during the build.
 # Variables: IMAGES_CACHE (buildah's storage, wheels, results), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip).
 set -euo pipefail
@@ -25,7 +25,7 @@ arm64) MACHINE=aarch64 CACHE=$CACHE/arm64 ;;
 *) fail "IMAGES_ARCH is $ARCH: use amd64 or arm64" ;;
 esac
 BASE=docker.io/library/debian:$SUITE-slim
-TIME=315532800 # modification time of every file in an image: 1980, the earliest possible time in a wheel
+TIME=315532800 # modification time of every file in an image: 1980, the earliest time that a wheel can store
 OUT=$CACHE/out
 
 install_tools() {
@@ -53,7 +53,7 @@ private() { # private COMMAND...: runs a command in a private mount namespace, w
   BUILDAH_ISOLATION=chroot TMPDIR=$CACHE/tmp unshare --mount --propagation private "$@"
 }
 storage() { printf -- '--root %s/storage --runroot %s/run' "$CACHE" "$CACHE"; }
-# shellcheck disable=SC2046 # words
+# shellcheck disable=SC2046 # a list of words
 engine() { private buildah $(storage) "$@"; }
 
 make_base() {
@@ -62,7 +62,7 @@ make_base() {
   mkdir -p "$CACHE"/apt/{apt.conf.d,preferences.d,sources.list.d,trusted.gpg.d,auth.conf.d}
   echo "deb [signed-by=$KEYRING] $mirror $SUITE main" >"$CACHE/apt/sources.list"
   ! engine inspect --type image "$BASE" >/dev/null 2>&1 || return 0
-  say "making $BASE from Debian packages"
+  say "building $BASE from Debian packages"
   retry mmdebstrap --quiet --mode=root --variant=minbase --architectures="$ARCH" --keyring="$KEYRING" "$SUITE" "$CACHE/base.tar" "$mirror"
   container=$(engine from --arch "$ARCH" scratch)
   engine add --quiet "$container" "$CACHE/base.tar" / >/dev/null
@@ -70,7 +70,7 @@ make_base() {
   rm "$CACHE/base.tar"
 }
 
-fetch() { # fetch COMMAND REQUIREMENTS ARGUMENT...: pip's COMMAND with hashes and wheels only, for the image's Python
+fetch() { # fetch COMMAND REQUIREMENTS ARGUMENT...: runs pip's COMMAND for the image's Python; needs hashes and wheels
   local command=$1 requirements=$2 platforms=() glibc
   shift 2
   for glibc in $(seq 5 41); do platforms+=(--platform "manylinux_2_${glibc}_$MACHINE"); done
@@ -108,8 +108,8 @@ build() { # build TARGET
     --target "$target" -t "localhost/$target:$VERSION" "$ROOT" >"$CACHE/$target.log" 2>&1 ||
     { tail -n 30 "$CACHE/$target.log" >&2; fail "$target failed: $CACHE/$target.log"; }
   rm -f "$OUT/$target.tar"
-  # The layers are not compressed: unpacking takes minutes on an emulated processor, and registries compress layers
-  # anyway.
+  # The layers are not compressed, because unpacking compressed layers takes minutes on an emulated processor.
+  # Registries compress layers anyway.
   engine push --quiet "localhost/$target:$VERSION" "docker-archive:$OUT/$target.tar:localhost/$target:$VERSION" 2>>"$CACHE/$target.log"
   container=$(engine from "localhost/$target:$VERSION")
   # shellcheck disable=SC2016 # for the inner shell
@@ -120,7 +120,7 @@ build() { # build TARGET
 }
 
 prepare() { # prepares everything that a build needs
-  [ -x "$PYTHON" ] || fail "$PYTHON does not exist: run make, or set PYTHON to an interpreter with pip and packaging"
+  [ -x "$PYTHON" ] || fail "$PYTHON does not exist: run make images, or set PYTHON to an interpreter with pip and packaging"
   VERSION=$("$PYTHON" "$ROOT/hack/version.py")
   mkdir -p "$CACHE"/{tmp,run} "$OUT"
   exec 9>"$CACHE/lock"

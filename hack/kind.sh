@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# kind.sh up|down: creates or deletes a kind cluster with the driver from this tree. Needs docker, kind, kubectl and
-# helm.
+# kind.sh up|down: creates or deletes a kind cluster with the driver from this tree.
+# Needs docker, kind, kubectl and helm.
 #
-# Builds both images from this tree, as localhost/NAME:VERSION, unless FRONTEND_IMAGE or BACKEND_IMAGE names an existing
-# image (NAME:TAG, known to docker). KIND_NODE_IMAGE is a node image of Kubernetes 1.34 or later (default: that of
-# kind).
+# Builds both images from this tree, as localhost/NAME:VERSION, unless FRONTEND_IMAGE or BACKEND_IMAGE names an image
+# that docker already has (NAME:TAG).
+# KIND_NODE_IMAGE is a node image with Kubernetes 1.34 or later (default: kind's own).
 set -eu
 cd "$(dirname "$0")/.."
 cluster=dra-driver-numa namespace=dra-driver-numa
@@ -35,7 +35,7 @@ up() {
   echo "kind: ready; try kubectl apply -f examples/cpus.yaml"
 }
 
-build() { # build TARGET NAME: always builds, since images of the same version may differ
+build() { # build TARGET NAME: always builds, because an image of this version may be from an older tree
   docker build --target "$1" --build-arg "VERSION=$version" --tag "$2" .
 }
 

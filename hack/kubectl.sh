@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Prints the path of a kubectl whose exec uses WebSockets (1.31 and later): $KUBECTL, the one on PATH, or Debian's, which
-# is unpacked into the cache of the node tests.
+# Prints the path of a kubectl whose exec uses WebSockets (1.31 and later): $KUBECTL, the one on PATH, or Debian's,
+# which is downloaded and unpacked into the cache of the node tests.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/../tests/node/vm" && pwd)
 # shellcheck source=/dev/null
@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")/../tests/node/vm" && pwd)
 # shellcheck source=/dev/null
 . "$here/debian.sh"
 
-fits() { # fits PROGRAM
+fits() { # fits PROGRAM: succeeds if the program is kubectl 1.31 or later
   local minor
   minor=$("$1" version --client -o json 2>/dev/null | sed -n 's/.*"minor": "\([0-9]*\).*/\1/p' | head -1)
   [ "${minor:-0}" -ge 31 ]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Generates the protobuf code of proto/ into the packages that use it. With --check it generates into a temporary
-# directory instead and fails when the committed files differ.
+# Generates the protobuf code from proto/ into the packages that use it. With --check, generates it into a temporary
+# directory instead, and fails if the committed files differ.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,19 +26,19 @@ dra_health_v1         .                           tests/fakes/_pb    grpc
 '
 PYTHON=${PYTHON:-.venv/bin/python}
 
-generate() { # proto, package, output root, "grpc" or nothing
+generate() { # generate PROTO PACKAGE OUTPUT [grpc]: generates the code for one proto file in a package under OUTPUT
   local virtual="$2/$1.proto" grpc=()
   if [ "${4:-}" = grpc ]; then grpc=("--grpc_python_out=$3"); fi
   mkdir -p "$3/$2"
-  # The virtual path makes generated code import its neighbours by their final package name.
+  # Because of the virtual path, the generated modules import each other by their final package name.
   "$PYTHON" -m grpc_tools.protoc "-I$2=proto" "--python_out=$3" "--pyi_out=$3" "${grpc[@]}" "$virtual"
   if [ -n "${grpc[*]}" ]; then
-    # grpcio-tools writes a base class for servers whose methods raise. A server overrides those that it implements.
+    # The generated base class for servers has methods that raise NotImplementedError; the added comment explains why.
     sed -i "s/^ *raise NotImplementedError('Method not implemented!')$/&  # overridden by servers/" "$3/$2/$1_pb2_grpc.py"
   fi
   if [ "$2" = tests/fakes/_pb ]; then
-    # The fakes run in the same process as the code under test, and a descriptor pool rejects two files with equal
-    # symbols.
+    # The fakes run in the same process as the code under test, and a descriptor pool rejects two files that define the
+    # same symbols.
     sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' "$3/$2/$1_pb2.py"
   fi
 }

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # release.sh                    builds all artifacts of a release in dist/ from the committed sources
 # release.sh --check            builds them twice from scratch and compares the digests; does not change dist/
-# release.sh --without-images   leaves out the images and their SBOMs, which need root and take minutes
+# release.sh --without-images   omits the images and their SBOMs, which require root and take minutes to build
 #
-# Images by architecture (docker load, ctr import) and the chart, with an SBOM each, the manifests, the kubectl plugin
-# (with REPOSITORY also its manifest for krew), the SLSA provenance of these files, and SHA256SUMS of all. The same
-# commit and the same Debian archive give the same bytes.
+# The artifacts are the images for each architecture (as archives for docker load or ctr import) and the chart, each
+# with an SBOM, the manifests, the kubectl plugin (with REPOSITORY also its manifest for krew), the SLSA provenance of
+# these files, and SHA256SUMS with the digests of all files. Builds from the same commit and the same state of Debian's
+# archive are identical.
 # Variables: ARCHITECTURES (default "amd64 arm64"), DIST, REPOSITORY and REGISTRY (hack/chart_release.py), BUILDER
 # (hack/provenance.py), and those of hack/images.sh.
 set -euo pipefail
@@ -33,10 +34,11 @@ images() { # images VERSION
   done
 }
 
-chart() { # chart VERSION: chart, SBOM and manifests; repacks the archive of "helm package", which contains the time
+chart() { # chart VERSION: builds the chart, its SBOM and the manifests
   local dir; dir=$(mktemp -d)
   "$PYTHON" -m hack.chart_release prepare "$dir/source"
   "$HELM" package "$dir/source/dra-driver-numa" --destination "$dir" >/dev/null
+  # The archive from "helm package" contains the time of the build, so it is unpacked and packed again.
   tar -C "$dir" --touch -xzf "$dir/dra-driver-numa-$1.tgz"
   tar -C "$dir" --sort=name --mtime="@$TIME" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --format=ustar \
     -c dra-driver-numa | gzip -9n >"$DIST/dra-driver-numa-$1.tgz"
@@ -69,13 +71,13 @@ compare() {
     DIST=$dir/$run IMAGES_CACHE=$dir/cache "$0"
     rm -rf "$dir/cache"
   done
-  diff "$dir/1/SHA256SUMS" "$dir/2/SHA256SUMS" || { say "the two differ, in $dir"; exit 1; }
+  diff "$dir/1/SHA256SUMS" "$dir/2/SHA256SUMS" || { say "the two builds in $dir differ"; exit 1; }
   cat "$dir/1/SHA256SUMS"
   rm -rf "$dir"
-  say "twice the same"
+  say "both builds are identical"
 }
 
-[ -z "$(git status --porcelain)" ] || { say "a release is made from a clean checkout: commit, or remove what git status shows"; exit 1; }
+[ -z "$(git status --porcelain)" ] || { say "a release is built from a clean checkout: commit or remove what git status shows"; exit 1; }
 case ${1:-} in
 --check) compare ;;
 *) make_release "$@" ;;

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_image.sh [ARGUMENT...]
 #
-# Runs the unit, hostile and fuzz tests with the interpreter and the installed packages of the frontend's image, which
-# also contains those of the backend, and the OpenSSL that pytest's plugins need. The image is mounted as the root file
-# system of a private mount namespace, with this tree in /src. pytest and other packages that the image lacks come after
-# the image's own packages in the module search path, so they cannot replace any of them.
+# Runs the unit, hostile and fuzz tests with the interpreter and the installed packages of the frontend's image. This
+# image also contains the backend's packages, and OpenSSL, which pytest's plugins need. The tests run in a private mount
+# namespace with the image as the root file system and this tree in /src. pytest and other packages that the image lacks
+# come after the image's own packages in the module search path, so they cannot replace any of them.
 # ARGUMENTs are passed to pytest.
-# Variables: those of images.sh, JOBS (pytest workers; by default two more than CPUs, since the hostile tests mostly wait).
+# Variables: those of images.sh, and JOBS (number of pytest workers; by default two more than the number of CPUs,
+# because the hostile tests mostly wait).
 set -euo pipefail
 # shellcheck source=hack/images.sh
 . "$(dirname "${BASH_SOURCE[0]}")/images.sh"
@@ -20,7 +21,7 @@ fetch_site() { # downloads and unpacks the packages of locks/test.txt
   say "fetching pytest for Python $GUEST_PYTHON"
   rm -rf "$SITE"
   "$PYTHON" "$NODE_DIR/vm/locks.py" --all "$GUEST_PYTHON" "$ROOT/locks/test.txt" >"$CACHE/test-site.txt"
-  # forbiddenfruit (of blockbuster) is pure Python and has no wheel.
+  # forbiddenfruit, a dependency of blockbuster, has no wheel. It is pure Python, so it is installed from its source.
   grep -v '^forbiddenfruit' "$CACHE/test-site.txt" >"$CACHE/test-wheels.txt"
   grep '^forbiddenfruit' "$CACHE/test-site.txt" >"$CACHE/test-sources.txt"
   fetch install "$CACHE/test-wheels.txt" --no-compile --target "$SITE"
@@ -29,7 +30,8 @@ fetch_site() { # downloads and unpacks the packages of locks/test.txt
   echo "$key" >"$SITE/key"
 }
 
-# Script for the private mount namespace: mounts the root file system, the tree and the site, and runs the command.
+# Script for the private mount namespace: mounts the tree, the site and the kernel's file systems below the image's root
+# directory, changes the root to it, and runs pytest.
 # shellcheck disable=SC2016
 INSIDE='set -e
 root=$1 tree=$2 site=$3
@@ -68,9 +70,9 @@ test_images() {
   local container status=0
   container=$(engine from "localhost/dra-frontend:$VERSION")
   flock -u 9
-  # Excluded tests: test_library.py needs the whole Kubernetes client, of which the image contains only the part that the
-  # frontend imports. The image also lacks a shell, which the tests of the runtime page use, unshare(1), with which a test
-  # of the preflight mounts a directory read-only, and /etc/hosts, which the test of cookies needs to resolve a name.
+  # Excluded tests: test_library.py needs the whole Kubernetes client, but the image contains only the part that the
+  # frontend imports. The image also lacks a shell, which the tests of the runtime page use; unshare(1), with which a
+  # test of the preflight mounts a directory read-only; and /etc/hosts, which the cookie test needs to resolve names.
   run_in "$container" -q -n "${JOBS:-$(($(nproc) + 2))}" --dist loadgroup tests/unit tests/hostile tests/fuzz \
     --ignore tests/unit/dra_frontend/api_server/test_library.py \
     --ignore tests/unit/nri_backend/setup/test_runtime_page.py \

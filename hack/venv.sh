@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # venv.sh DIRECTORY "LOCK..." "PACKAGE..."
-# Creates a virtual environment from hashed locks, with the packages of this tree installed in editable mode. Only Python
-# is required. If Debian's separate package for venv is missing, it is installed (as root or with sudo).
+# Creates a virtual environment from locks, whose hashes pip verifies, and installs packages of this tree in editable
+# mode. Only Python is required. If Debian's separate package for venv is missing, it is installed (as root or with
+# sudo).
 set -eu
 cd "$(dirname "$0")/.."
 dir=$1 locks=$2 packages=$3
@@ -12,8 +13,8 @@ say() { echo "venv: $*" >&2; }
 least=$(sed -n 's/^requires-python = ">=\([0-9.]*\)"$/\1/p' shared/pyproject.toml)
 found=$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null) || found=
 if ! "$python" -c "import sys; sys.exit(sys.version_info < ($(echo "$least" | tr . ,)))" 2>/dev/null; then
-  say "needs Python $least or later, and $python is ${found:+Python }${found:-not there}"
-  say "set PYTHON to one, for example: make test PYTHON=/usr/bin/python3.11"
+  say "needs Python $least or later, but $python is ${found:+Python }${found:-missing or broken}"
+  say "set PYTHON to such an interpreter, for example: make test PYTHON=/usr/bin/python3.11"
   exit 1
 fi
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Writes every lock from its inputs: hashes, and no index or link addresses. "--check" compares instead of writing.
+# Compiles each lock from its inputs, with hashes and without the addresses of indexes or links. With --check, compares
+# the results with the existing locks instead of replacing them.
 set -eu
 cd "$(dirname "$0")/.."
 uv=${UV:-uv}

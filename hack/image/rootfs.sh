@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# rootfs.sh DIRECTORY PACKAGE...: copies the files of installed Debian packages, for the root of the final images.
-# Also copies their licences and their entries in dpkg's database, so that scanners and the SBOM find them.
+# rootfs.sh DIRECTORY PACKAGE...: copies the files of installed Debian packages to DIRECTORY, which becomes / in the
+# final images. Also copies licences and the entries in dpkg's database, so that scanners and the SBOM find the packages.
 set -eu
 root=$1; shift
 mkdir -p "$root"/etc "$root"/root "$root"/run "$root"/var/lib/dpkg

@@ -325,7 +325,7 @@ def stand_in(directory: Path, version: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("version", "found"), [("3.9.18", "is Python 3.9.18"), ("3.11.1", "is Python 3.11.1"), ("", "is not there")]
+    ("version", "found"), [("3.9.18", "is Python 3.9.18"), ("3.11.1", "is Python 3.11.1"), ("", "is missing or broken")]
 )
 def test_the_first_command_names_the_python_that_it_needs(version: str, found: str, tmp_path: Path) -> None:
     """With an older interpreter, or none, the message states the lowest version and how to choose a different
@@ -336,8 +336,8 @@ def test_the_first_command_names_the_python_that_it_needs(version: str, found: s
     ran = subprocess.run(made, env={**os.environ, "PYTHON": python}, check=False, capture_output=True, text=True)
     assert ran.returncode == 1
     assert ran.stderr.splitlines() == [
-        f"venv: needs Python 3.11.2 or later, and {python} {found}",
-        "venv: set PYTHON to one, for example: make test PYTHON=/usr/bin/python3.11",
+        f"venv: needs Python 3.11.2 or later, but {python} {found}",
+        "venv: set PYTHON to such an interpreter, for example: make test PYTHON=/usr/bin/python3.11",
     ]
     assert not (tmp_path / "venv").exists()
 

@@ -19,9 +19,9 @@ mkdir -p "$dir/older-debs"
 kernel=$(apt-cache show "linux-image-cloud-amd64/$SUITE" | sed -n 's/^Depends: \(linux-image-[^ ]*\).*/\1/p' | head -1)
 [ -n "$kernel" ] || fail "linux-image-cloud-amd64 of $SUITE names no kernel package"
 download "$kernel/$SUITE"
-# QEMU 7.2 (Debian 12) panics guests with several emulated CPUs (no atomic cmpxchg16b); a current version does not, and
-# boots twice as fast.
-# It is unpacked, not installed, and runs with its own dynamic loader.
+# With QEMU 7.2 (Debian 12), guests with several emulated CPUs panic, because cmpxchg16b is not atomic. With a current
+# version they do not panic, and they boot twice as fast. QEMU is unpacked, not installed, and runs with its own dynamic
+# loader.
 closure "$dir/qemu-debs" -t "$NEWER" "qemu-system-x86/$NEWER"
 "$here/images.sh" "$dir"
 unset APT_CONFIG

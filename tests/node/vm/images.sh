@@ -1,8 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # images.sh DIR: creates DIR/images/{pause,busybox,python}.tar from Debian packages, without a registry or container
-# tools.
-# The images are named localhost/NAME:node-vm. base.sh calls this script while apt uses its private state.
+# tools. The images are named localhost/NAME:node-vm. base.sh calls this script while apt uses its private state.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/env.sh"
@@ -22,8 +21,8 @@ for deb in "$dir"/image-debs/*.deb; do
   esac
 done
 [ -e "$python/usr/bin/python3" ] || ln -s "$(cd "$python/usr/bin" && echo python3.*[0-9])" "$python/usr/bin/python3"
-# The image's files get the time stamp 0, so bytecode must not be checked against it; without bytecode, a start takes 2
-# s longer.
+# The files in the image get the time stamp 0, so bytecode must not be checked against the time of its source. Without
+# bytecode, Python takes 2 s longer to start.
 chroot "$python" /usr/bin/python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib
 for name in sh ls cat sleep echo env grep sed head tail id ps true false taskset nproc mkdir rm cp kill dd sort wc cut; do
   [ -e "$python/usr/bin/$name" ] || ln -s busybox "$python/usr/bin/$name"

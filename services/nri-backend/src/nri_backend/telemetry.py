@@ -99,7 +99,7 @@ class Telemetry:
         self._kills = _Series("memory_kills", text)
         self._mover = _Series(
             "mover_duration_seconds",
-            "Time taken to move other containers off claimed CPUs, in seconds.",
+            "Duration of moving other containers off claimed CPUs, in seconds.",
             buckets=_MOVER_SECONDS,
         )
 

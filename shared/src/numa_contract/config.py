@@ -268,7 +268,7 @@ class Config(Section):
     of a NUMA node's memory that all of them together may protect (``maxFraction``)."""
     hugepage_guard: bool = True
     """Whether ``mmap`` with ``MAP_HUGETLB`` fails in containers without hugepages. Otherwise the kernel may kill such a
-    container at its first access."""
+    container when it first touches the mapped memory."""
     device_metadata: bool = True
     """Whether containers with claims get the metadata files of KEP-5304."""
     publish_node_allocatable_resource_mapping: bool = False

@@ -286,9 +286,9 @@ class PresentNames:
 
     document: dict[Any, Any]
     former: dict[str, str] = field(default_factory=dict)
-    """Former keys in the document, by current key."""
+    """The former keys that the document contains, keyed by their current names."""
     words: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """The former and the current value of each key whose value was replaced, by current key."""
+    """The former and current value of each key whose value was replaced, keyed by the key's current name."""
     faults: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason for each former key that cannot be replaced. Such a key is omitted from the document."""
 

@@ -26,7 +26,9 @@ _MAX_TIMES: Final = 1024
 _TABLE: Final = ("table", "wide", "json", "yaml")
 _OBJECTS: Final = ("yaml", "json")
 _VERSION_HELP: Final = "print the version and exit"
-_STATUSES: Final = "Exit status: 0; 1 if the output cannot be written; 2 for a usage error or unusable input."
+_STATUSES: Final = (
+    "Exit status: 0 for success; 1 if the output cannot be written; 2 for a usage error or unusable input."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ COMMANDS: Final[dict[str, Command]] = {
             "With pod and node names masked": "-o node.tar.gz --mask",
             "To standard output": "-o - > node.tar.gz",
         },
-        statuses="Exit status: 0; 1 if the archive cannot be written; 2 for a usage error or unusable input.",
+        statuses="Exit status: 0 for success; 1 if the archive cannot be written; 2 for a usage error or unusable "
+        "input.",
     ),
     "status": Command(
         "show this node's devices, claims, CPUs and problems",
@@ -108,7 +111,7 @@ COMMANDS: Final[dict[str, Command]] = {
             "Check the files without changing anything": "--dry-run pages.yaml",
             "Allocate them within 10 s": "--timeout 10 pages.yaml",
         },
-        "Exit status: 0; 1 if pages are missing; 2 for a usage error or unusable input.",
+        "Exit status: 0 for success; 1 if pages are missing; 2 for a usage error or unusable input.",
     ),
     "serve-hugepages": Command(
         "resize hugepage pools for the service (hugepagesOnDemand)",

@@ -38,7 +38,7 @@ _PASSED: Final = {
     "as": ("USER", "user to impersonate"),
     "request-timeout": ("TIME", "timeout for a single request to the API server, such as 30s (default: none)"),
 }
-"""Options that are passed to kubectl unchanged, each with a name for its value and a help text."""
+"""Options that are passed to kubectl unchanged, each with the name of its value and its description."""
 _LABEL: Final = "app.kubernetes.io/part-of"
 """Label that all of the chart's pods have, in every node group."""
 _CONTAINER: Final = "frontend"

@@ -59,7 +59,7 @@ class PageCpu(CpuDocument):
 
 
 class PageMemory(MemoryDocument):
-    """One memory device, with the total memory of its page size on its NUMA node."""
+    """A memory device, and the total amount of memory that has the device's page size on its NUMA node."""
 
     total_bytes: int
     """Memory of this page size on the NUMA node in bytes, including memory not available to claims."""

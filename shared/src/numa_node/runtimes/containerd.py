@@ -158,7 +158,7 @@ Documents = Sequence[tuple[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules by which a range of releases reads files."""
+    """How a range of containerd releases reads its configuration files."""
 
     name: str
     """Name of the releases, for messages."""

@@ -213,15 +213,15 @@ def test_unknown_memory_parameters_are_refused(fields: Entry, text: str) -> None
     [
         (
             [opaque({"strategy": "spread"}, from_class=True), opaque({"fullPhysicalCores": True})],
-            "of the DeviceClass: cpuConfig.strategy: spread contradicts fullPhysicalCores: true (in the claim)",
+            "of the DeviceClass: cpuConfig.strategy: spread conflicts with fullPhysicalCores: true (in the claim)",
         ),
         (
             [opaque({"numa": "distribute", "l3": "required"})],
-            "cpuConfig.numa: distribute contradicts l3: required (in the claim)",
+            "cpuConfig.numa: distribute conflicts with l3: required (in the claim)",
         ),
         (
             [opaque({"poolCPUs": "numa"}, from_class=True), opaque({"isolation": "isolated"})],
-            "cpuConfig.isolation: isolated contradicts poolCPUs: numa (in the DeviceClass): the kernel isolates a",
+            "cpuConfig.isolation: isolated conflicts with poolCPUs: numa (in the DeviceClass): an isolated container",
         ),
     ],
 )

@@ -182,7 +182,7 @@ def test_errors(expression: str, text: str) -> None:
         ("1.or(true)", "only on optional values"),
         ("string(1.5) == '1.5'", r"string\(\) of a float"),
         ("1.0 / 0.0 > 1.0", "division of a float by zero"),
-        ("quantity('1.5Gi').isInteger()", "quantity with decimals"),
+        ("quantity('1.5Gi').isInteger()", "quantity with a decimal point"),
         ("{1: 2}[1] == 2", "keys other than strings"),
         ("Device{name: 'a'}.name == 'a'", "the message Device"),
         ("b'a' == b'a'", "a bytes literal"),

@@ -146,7 +146,7 @@ def test_existing_pages_of_other_sizes_take_up_memory() -> None:
     half = replace(node(0, frozenset({0})), hugepages=(HugepagePool(M2, 0, 0), HugepagePool(G1, 32, 32)))
     most = {"size": "2M", "count": 57 * 512}
     text = fault(file(most), on=host(half))
-    assert f"{57 * GIB} bytes of hugepages are requested on node 0, whose total memory" in text
+    assert f"{57 * GIB} bytes of hugepages are requested on node 0, which has only" in text
     assert f"; {32 * GIB} bytes in pages of other sizes stay allocated there" in text
     assert planned(file({"size": "2M", "count": 32 * 512}), on=host(half)) == {(M2, 0): 32 * 512}
     assert planned(file(most, {"size": "1G", "count": 7}), on=host(half)) == {(M2, 0): 57 * 512, (G1, 0): 7}

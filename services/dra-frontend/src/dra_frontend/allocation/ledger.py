@@ -92,8 +92,8 @@ class Ledger:
     def lost(self) -> dict[ClaimKey, str]:
         """Returns the namespace ("" if unknown) of each claim that should have a record but does not, by claim key.
 
-        A claim that was released is not lost, even if it had no file and one of its containers is still running, or if
-        its container's report predates the end of the release.
+        A released claim does not count as lost, even if it had no file while a container was still running, or if a
+        container's report predates the end of the release.
         """
         damaged = [key for key, file in self.files.items() if file.record is None]
         named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._strays()}

@@ -29,7 +29,7 @@ _EXCLUSIVE: Final = (
     (("numa", "distribute"), ("l3", "required")),
     (("isolation", "isolated"), ("sharing", "pod")),
 )
-"""Pairs of CPU fields, with the values that contradict each other."""
+"""Pairs of CPU fields, with the values that conflict with each other."""
 _CHARGED: Final = ("limit", "protect", "high")
 """Fields that apply only to memory charged by the memory cgroup controller, and therefore not to hugepages."""
 _ONLY: Final = "under config[].requests, list only requests to which the field applies"
@@ -104,7 +104,7 @@ def cpu_parameters(set_fields: SetFields, kind: DeviceKind) -> CpuParameters:
         if values.get(one) == value and values.get(other) == excluded:
             field, owner = CpuConfig.path(other).partition(".")[2], set_fields[other].source.owner
             text = f"{field}: {str(excluded).lower()} (in {owner})"
-            raise refusal(set_fields[one].source, CpuConfig.path(one), f"{value} contradicts {text}")
+            raise refusal(set_fields[one].source, CpuConfig.path(one), f"{value} conflicts with {text}")
     values.pop("sharing", None)
     if values.get("pool_cpus", "none") != "none":
         values["isolation"] = _mixed(set_fields)
@@ -114,9 +114,7 @@ def cpu_parameters(set_fields: SetFields, kind: DeviceKind) -> CpuParameters:
 def _mixed(set_fields: SetFields) -> str:
     if (isolation := set_fields.get("isolation")) and isolation.value == "isolated":
         given = f"{set_fields['pool_cpus'].value} (in {set_fields['pool_cpus'].source.owner})"
-        reason = (
-            f"isolated contradicts poolCPUs: {given}: the kernel isolates a container only if it uses no other CPUs"
-        )
+        reason = f"isolated conflicts with poolCPUs: {given}: an isolated container cannot use any pool CPUs"
         raise refusal(isolation.source, CpuConfig.path("isolation"), reason)
     return "mixed"
 

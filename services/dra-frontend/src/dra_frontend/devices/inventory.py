@@ -107,7 +107,9 @@ class Inventory:
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
     """Devices by driver, pool and name, the key used in an allocation result."""
     attributes: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(init=False, repr=False, compare=False)
-    """The devices' attributes in the API's form, keyed like ``devices``. Equal values share one object."""
+    """The devices' attributes in the format of the API, with the same keys as ``devices``. Equal values share one
+    object.
+    """
 
     def __post_init__(self) -> None:
         """Builds the indexes, since a claim may have hundreds of results, and searching hundreds of devices for each

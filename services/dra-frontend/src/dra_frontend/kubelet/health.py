@@ -81,7 +81,7 @@ class HealthBoard:
     async def watch(self) -> AsyncIterator[tuple[DeviceHealth, ...]]:
         """Yields the list immediately, when it changes, and before the kubelet treats it as stale."""
         while not self._closed:
-            news = self._news  # read before the list is sent, so that a change in the meantime is sent next
+            news = self._news  # read first, so that a change during the send triggers another send
             yield self.devices
             with suppress(TimeoutError):
                 async with asyncio.timeout(until_tick(self._resend)):

@@ -244,7 +244,7 @@ def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
 
 
 def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
-    """Returns the tree of places, divided by one level after another. Places that no level separates are merged."""
+    """Returns the tree of places, split level by level. Places that are not separated at any level are merged."""
     if not levels or len(places) == 1:
         return merged(places)
     parts = tuple(build(group, levels[1:]) for group in split(places, levels[:1]))

@@ -162,7 +162,7 @@ def _is_valid(make: Function) -> Function:
 
 def _fits_int(quantity: Quantity) -> bool:
     if quantity.value.denominator == 1 and not quantity.whole:
-        raise CelUnsupportedError("it is unknown whether a quantity with decimals converts to an integer")
+        raise CelUnsupportedError("it is unknown whether a quantity with a decimal point converts to an integer")
     return quantity.value.denominator == 1 and -INT_END <= quantity.value < INT_END
 
 

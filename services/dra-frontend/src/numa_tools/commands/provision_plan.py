@@ -121,8 +121,8 @@ def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
                 sources,
                 [
                     (
-                        f"{wanted} bytes of hugepages are requested on node {node.id}, whose total memory in bytes "
-                        f"is {node.memory_bytes}{beside}"
+                        f"{wanted} bytes of hugepages are requested on node {node.id}, which has only "
+                        f"{node.memory_bytes} bytes of memory{beside}"
                     )
                 ],
             )

@@ -192,7 +192,7 @@ def archived(kubelet: KubeletConfig) -> Document:
 
 
 def unarchived(document: object) -> KubeletConfig:
-    """Parses the configuration from an archive's document. Raises ConfigError and MalformedError."""
+    """Parses the configuration from a document in an archive. Raises ConfigError or MalformedError."""
     if not isinstance(document, dict) or not isinstance(document.get("settings"), dict):
         raise ConfigError("kubelet.json", ["was not written by gather"])
     settings, running = document["settings"], _texts(document.get("running"))

@@ -58,7 +58,7 @@ class RuntimeConfig:
     incomplete: str = ""
     """Reason why not all of the runtime's files were read, or "" if all of them were."""
     remedy: str = ""
-    """Remedy for unclear settings, or "" if ``command`` shows them."""
+    """Remedy if settings could not be determined, or "" if the output of ``command`` contains them."""
 
     def value(self, name: str) -> Any:
         """Returns the value of a setting. Raises UndeterminedError if the setting is Unclear."""

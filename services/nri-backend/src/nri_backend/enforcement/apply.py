@@ -261,7 +261,7 @@ def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
-    """Keeps a container in the driver's pod off claimed CPUs by writing the pod's cgroup.
+    """Keeps a container in the driver's pod off claimed CPUs by writing to the pod's cgroup.
 
     The backend cannot write to its own container's cgroup. systemd mounts cgroup2 with ``nsdelegate``, the runtime
     gives the container a cgroup namespace, and the kernel returns EPERM to a process that writes to the root of its own

@@ -42,7 +42,7 @@ class _Comparison:
     keys: Sequence[str]
     descriptors: list[int]
     contents: list[bytes | None]
-    """Content from the last reading, in the order of ``descriptors``."""
+    """Contents as of the last read, in the same order as ``descriptors``."""
     others: list[str]
     """Keys with a file that is not open."""
 

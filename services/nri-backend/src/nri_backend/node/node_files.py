@@ -106,11 +106,11 @@ class ObservedFiles(NodeFiles):
         """Does nothing, for the same reason as set_attribute()."""
 
     def make_cgroup(self, path: str) -> None:
-        """Raises OSError, since no cgroup is created."""
+        """Always raises OSError, because this class must not create cgroups."""
         raise OSError(errno.EROFS, "enforcement is observe, so nothing is created", path)
 
     def remove_cgroup(self, path: str) -> None:
-        """Raises OSError, since no cgroup is removed."""
+        """Always raises OSError, because this class must not remove cgroups."""
         raise OSError(errno.EROFS, "enforcement is observe, so nothing is removed", path)
 
 

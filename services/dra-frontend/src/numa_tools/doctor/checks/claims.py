@@ -230,7 +230,7 @@ CHECKS: Final = (
     Check("claims.directory", "The CDI directory is the one that the runtime reads.", ("claims",), _attached),
     Check(
         "claims.apart",
-        "No CPU is allocated to two claims, and no such conflict is being repaired.",
+        "No CPU is allocated to two claims, and no such conflict is being resolved.",
         ("claims",),
         _apart,
         also=("service",),

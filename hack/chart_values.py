@@ -86,7 +86,7 @@ class HugePageProvision(Values):
     """The init container that sets the number of hugepages."""
 
     enabled: bool
-    """Sets the number of hugepages in an init container, before anything is published."""
+    """Runs an init container that sets the number of hugepages before the driver publishes any devices."""
     pages: list[HugePages]
     """Number of hugepages for each page size and NUMA node."""
 
@@ -95,7 +95,7 @@ class LabelPolicy(Values):
     """The MutatingAdmissionPolicy that labels claims for hugepages on demand."""
 
     enabled: bool
-    """Labels claims for hugepages on demand with a MutatingAdmissionPolicy. Otherwise set the label yourself."""
+    """Labels claims for hugepages on demand with a MutatingAdmissionPolicy. If false, set the label yourself."""
     classes: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]]
     """Your own DeviceClasses for hugepages on demand, in addition to the chart's."""
 

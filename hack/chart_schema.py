@@ -2,7 +2,7 @@
 """Generates the chart's ``values.schema.json`` and the values table in its README from the models in
 ``hack/chart_values.py``.
 
-``python -m hack.chart_schema`` writes both. With ``--check`` it fails if one of them differs.
+``python -m hack.chart_schema`` writes both. With ``--check``, it fails if either is out of date.
 """
 
 import json
@@ -43,8 +43,8 @@ _PEER_KEY = "bindAddress"
 that the chart itself can reject them and name their replacements.
 """
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
-"""Values that Helm parses as a different type: with "--set driverConfig.reservedCPUs=0" the value is a number. The
-chart converts it to a string and validates the string.
+"""Values that Helm does not always parse as the model's type: with "--set driverConfig.reservedCPUs=0", for example,
+the value is a number. The chart converts it to a string and validates the string.
 """
 
 

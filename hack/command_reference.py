@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates ``docs/command-reference.md``, the reference page of all commands, from their argument parsers.
 
-``python -m hack.command_reference`` writes it. With ``--check`` it fails if the file differs.
+``python -m hack.command_reference`` writes it. With ``--check``, it fails if the file is out of date.
 """
 
 import argparse

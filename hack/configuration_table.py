@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the table of keys in ``docs/configuration.md`` from the model of the configuration file.
 
-``python -m hack.configuration_table`` writes the table. With ``--check`` it fails if the table on the page differs.
+``python -m hack.configuration_table`` writes the table. With ``--check``, it fails if the table on the page is out
+of date.
 """
 
 import json

@@ -25,7 +25,7 @@ def crowded(root: Path) -> list[str]:
 
 
 def overloaded(directory: Path) -> list[str]:
-    """Returns a message for each class under a directory that has too many fields. Generated code is left out.
+    """Returns a message for each class with too many fields in the files under a directory. Generated code is left out.
 
     The fields of base classes in the same directory are included.
     """

@@ -29,7 +29,7 @@ SERVICES: Final = {
 """For each service, the module with ``main`` and an argument that makes it import everything and exit."""
 _OURS: Final = ("numa_contract", "numa_node", "dra_frontend", "numa_tools", "nri_backend")
 _MIN_KIB: Final = 240
-"""Packages with lower costs are combined in one row."""
+"""Packages that use less memory than this, in KiB, are combined in one row."""
 REASONS: Final = {
     "own modules": "the service itself",
     "pydantic": "reads and checks all documents; its schemas are built when it is imported",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates the metrics tables in ``docs/metrics.md`` from the metrics of both services: name, type, labels, help text.
 
-``python -m hack.metrics_tables`` writes them. With ``--check`` it fails if the page differs.
+``python -m hack.metrics_tables`` writes them. With ``--check``, it fails if the page is out of date.
 """
 
 import sys

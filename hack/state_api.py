@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates ``docs/state-api.md``, the reference page of the state endpoint, from its OpenAPI document.
 
-``python -m hack.state_api`` writes it. With ``--check`` it fails if the file differs.
+``python -m hack.state_api`` writes it. With ``--check``, it fails if the file is out of date.
 """
 
 import sys

@@ -88,7 +88,7 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
             await runtime.call("CreateContainer", pb.CreateContainerRequest(pod=sandbox, container=message), created)
             node.make_cgroups(of, replace(one, resources=Resources(cpus="2-3", mems="1")))
             message.linux.resources.cpu.cpus = "2-3"
-            # While the runtime creates the container, the audit reads the pod's OOM kills.
+            # While the runtime creates the container, the audit reads the pod's OOM kill count.
             await asyncio.sleep(_SANDBOX_SECONDS)
             started = Journey() if warm else start
             await runtime.call("StartContainer", pb.StartContainerRequest(pod=sandbox, container=message), started)

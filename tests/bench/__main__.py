@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench``: measures a driver with fakes of the components around it, and writes bench.json and bench.html."""
+"""``make bench``: runs a driver against fakes of the surrounding components, measures it, and writes bench.json and
+bench.html.
+"""
 
 import sys
 from collections.abc import Sequence

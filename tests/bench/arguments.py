@@ -58,7 +58,7 @@ class Plan:
     rounds: int
     """Number of pods of each kind that are started and removed in each turn."""
     idle: float
-    """How many seconds an idle driver is observed."""
+    """Number of seconds for which an idle driver is observed."""
     settle: float
     """Seconds to wait before observing the idle driver, so that the driver can finish its work for the last pods."""
     pause: float

@@ -17,8 +17,8 @@ from tests.stage.process import ROOT
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND
 
 _WORKTREES: Final = ROOT / "build/bench"
-# This runs in a worktree of the revision, because only the revision's own stage knows its commands, which have changed
-# over time.
+# This script runs in a worktree of the revision, because the commands that start the driver have changed over time, and
+# those of a revision are defined in its own copy of tests/stage.
 _ASK: Final = """
 import importlib.util, json
 from tests.stage import settings
@@ -136,7 +136,7 @@ def _changed(tree: Path) -> bool:
 
 
 def _git(directory: Path, *arguments: str) -> str:
-    """Returns git's output, or nothing if it fails or is not installed."""
+    """Returns git's output, or an empty string if git fails or is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=False)
     except OSError:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def facts() -> dict[str, str]:
-    """Returns the facts that determine whether the figures of two pages can be compared."""
+    """Returns the facts that determine whether the figures in two reports can be compared."""
     return {
         "Processor": _processor(),
         "CPUs for this run": str(len(os.sched_getaffinity(0))),

@@ -16,7 +16,7 @@ _CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 _MIB = 1 << 20
 _PATIENCE = 2.0
 _VARIABLE = re.compile(r"DRA_CPUSET_[^=\"]+=([0-9,-]+)")
-# A measured claim must always find free CPUs; the machine has 128.
+# The machine has 128 CPUs. Some of them must always be free for the measured claim.
 CPU_CLAIMS = 100
 """Maximum number of claims with CPUs; additional claims have only memory."""
 
@@ -60,13 +60,13 @@ class Load:
         return StagePod(self._stage, f"plain-{next(self._numbers)}")
 
     def gone(self, pod: StagePod) -> None:
-        """Deletes an unprepared claim."""
+        """Deletes the pod's claim, if any. The claim must already be unprepared."""
         if pod.claim is not None:
             self._claims.remove(pod.claim)
             delete_claim(self._stage, pod.claim["metadata"]["name"])
 
     def fill_claims(self, wanted: int) -> None:
-        """Prepares claims up to the given number."""
+        """Prepares claims until the given number of claims is prepared."""
         while self.claims < wanted:
             pod = self.pod(1 if self.claims < CPU_CLAIMS else 0)
             pod.prepare()
@@ -119,7 +119,7 @@ class Load:
 
     def _taken(self, pod: StagePod) -> set[int]:
         """Returns the claim's CPUs. They are parsed from the environment variable ``DRA_CPUSET_...`` in the claim's CDI
-        file, which launchers read, too.
+        file, which programs such as KubeVirt also read.
         """
         files = self._stage.paths.cdi_dir.glob(f"*{pod.claim_uid}*")
         found = [_VARIABLE.search(file.read_text()) for file in files]

@@ -31,7 +31,7 @@ class Thread:
 
     @property
     def of_grpc(self) -> bool:
-        """Whether the gRPC library has started and named the thread."""
+        """Whether the thread's name is one that the gRPC library gives to its threads."""
         return self.name.startswith(_GRPC_THREADS)
 
 

@@ -35,8 +35,8 @@ _MACHINE_TEXT: Final = "128 CPUs in four NUMA nodes (captured from an Arm server
 _BREATH_SECONDS: Final = 0.5
 _WINDOW_SECONDS: Final = 20.0
 """Length in seconds of one part of the idle period. Each part is one sample. This driver checks all claim files every
-20 s, so each part includes one such check. It checks limits and all containers every 60 s, so the three parts of the
-default period include one such check.
+20 s, so each part includes one such check. Every 60 s, it checks all containers and their resource limits, so the
+three parts of the default period include one such check.
 """
 
 
@@ -115,7 +115,7 @@ def _contender(stack: ExitStack, plan: Plan, driver: Driver, mode: str) -> _Cont
 
 @contextmanager
 def _machine() -> Iterator[Path]:
-    # In memory if possible, as /var/run/cdi and cgroups are on a node.
+    # The directory is in memory if possible, as /var/run/cdi and the cgroup tree are on a node.
     with TemporaryDirectory(prefix="dn-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
         yield write_tree(captured(_MACHINE), Path(directory))
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements, each on a stage that is ready. All times are measured as the kubelet and the runtime see them."""
+"""The benchmark's measurements. Each one requires a stage that is ready. All times are measured as the kubelet and the
+runtime see them.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -64,5 +64,5 @@ def judge(
 
 
 def messages(spec: Document) -> Iterable[str]:
-    """Returns a policy's fixed messages."""
+    """Returns the policy's static messages (``message``, as opposed to ``messageExpression``)."""
     return [rule["message"] for rule in spec["validations"] if "message" in rule]

@@ -25,7 +25,7 @@ OPEN_TO_ALL = "selfsubjectaccessreviews"
 
 
 def calls(module: ModuleType) -> Iterator[tuple[str, str, str]]:
-    """Returns (verb, group, resource) for every Call in a module that requires a permission."""
+    """Returns (verb, group, resource) for every Call in a module, except calls that every client may make."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Call":
             verb, group, resource, *_ = [word for argument in node.args for word in values(module, argument)]

@@ -38,7 +38,7 @@ def event(regarding: Document, controller: str = "dra-driver-numa") -> Document:
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 @pytest.mark.parametrize("node", ["a", "node-1.example.com"])
 def test_what_the_driver_publishes_is_allowed(operation: str, node: str) -> None:
-    """Every slice of the node is covered, with every operation on it."""
+    """The driver may create, update and delete every slice of its node."""
     pools = build_inventory(discover(captured("32intel64-2p8co2t+8ve")), Config(), node).pools
     published = [document for pool in pools for document in slice_documents(pool, node)]
     assert {document["spec"]["pool"]["name"] for document in published} >= {node, f"{node}-memory"}
@@ -91,13 +91,15 @@ def test_pools_of_other_nodes_are_rejected(driver: str, pool: str) -> None:
     "pool", ["a-memory", "a-hugepages-2m", "a-hugepages-64k", "a-hugepages-512m", "a-hugepages-16g"]
 )
 def test_every_memory_pool_of_the_node_is_allowed(pool: str) -> None:
-    """The allowed pools are the pool for plain memory, and one for each hugepage size that any machine has."""
+    """The allowed pools are the pool for plain memory, and one for each hugepage size that exists on any
+    architecture.
+    """
     assert judge(SLICES, "CREATE", of_node("a", "dra.memory", pool), user=caller()) == ALLOWED
 
 
 @pytest.mark.parametrize("spec", [SLICES, EVENTS], ids=["slices", "events"])
 def test_other_clients_are_not_restricted(spec: Document) -> None:
-    """The kubelet, the garbage collector and other drivers can still write."""
+    """The policies do not match writes by the kubelet, the garbage collector or other drivers."""
     assert judge(spec, "UPDATE", of_node("b"), user=caller("b", "system:node:b")) == NOT_MATCHED
 
 

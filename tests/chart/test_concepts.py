@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/concepts.md explains each term that the driver shows or that other pages use with a special meaning.
+"""docs/concepts.md explains each term that the driver's output contains or that other pages use with a special meaning.
 
-Each page names its readers on its third line.
+The third line of each page states its audience.
 """
 
 import re

@@ -39,7 +39,7 @@ MISTYPED = [
     *[("memoryConfig", "high", word) for word in ("90%", '"0.9"', "0", "0x10", "yes", "1:30")],
     *[("memoryConfig", "mount", word) for word in ("{path: /p, mode: 0770}", "{path: /p, mode: 770}", "{path: ~}")],
 ]
-"""Section, field and value as typed."""
+"""Values of the wrong type: section, field, and the value as it is written in YAML."""
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def entries(document: Any) -> list[Document]:
 
 
 def check_typed(manifest: Manifest, sent: str) -> None:
-    """Checks that the driver's YAML reader gives an object the same value as kubectl does, and that the policy and the
-    parser accept it.
+    """Checks that the driver's YAML reader parses an object to the same value as kubectl, and that the policy and the
+    driver's parser accept the object.
     """
     document = json.loads(sent)
     assert json.dumps(parse_yaml(manifest.text.encode(), manifest.source), sort_keys=True) == json.dumps(

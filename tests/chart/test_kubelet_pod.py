@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node tests translate the rendered pod into calls to the runtime. If a field of the pod changes, the calls change,
-and an unknown field is rejected by name.
+"""The node tests translate the rendered pod into calls to the runtime. If a field of the pod changes, the calls change.
+An unknown field causes an error that contains its path.
 """
 
 import copy

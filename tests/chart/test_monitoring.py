@@ -165,8 +165,8 @@ def test_help_texts_are_sentences_with_a_unit() -> None:
 
 
 def test_versions_of_both_services_are_compared() -> None:
-    """If a cluster runs two versions, the expression returns 2, whichever service has which version. A service that is
-    not scraped does not count.
+    """If a cluster runs two versions, the expression returns 2, regardless of which service has which version. The
+    expression ignores services that are not scraped.
     """
     (rule,) = [rule for rule in alerts() if rule["alert"] == "DraNumaVersionsDiffer"]
     infos = {name for name in series() if name.endswith("_build_info")}
@@ -193,8 +193,8 @@ def test_labels_in_alert_texts_exist_in_their_result() -> None:
 
 
 def test_an_alert_reports_a_missing_node() -> None:
-    """A pod that is gone leaves no series with the value 0, so the alert checks for the absence of a series that every
-    frontend exports.
+    """After a pod is gone, its series do not become 0 but disappear, so the alert checks for the absence of a series
+    that every frontend exports.
     """
     (gone,) = [rule["expr"] for rule in alerts() if rule["alert"] == "DraNumaGone"]
     remembered = set(re.findall(r"last_over_time\((\w+)\[1h\]\)", gone))

@@ -391,7 +391,7 @@ def test_probes_can_be_switched_off(kinds: set[str]) -> None:
 
 
 def test_pods_restart_when_the_configuration_changes() -> None:
-    """The services read their file once, so its checksum is part of the pod template."""
+    """The services read their configuration file only at startup, so its checksum is part of the pod template."""
 
     def checksum(values: Document) -> Any:
         return only(render(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["checksum/config"]

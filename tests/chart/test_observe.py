@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``driverConfig.enforcement`` in the chart: in observe mode, no container changes the node, and NOTES.txt states the
-mode.
+"""``driverConfig.enforcement`` in the chart: in observe mode, no container changes anything on the node, and NOTES.txt
+states the mode.
 """
 
 import json

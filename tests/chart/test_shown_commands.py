@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command line on a page is accepted by its program, and Helm's commands are rendered."""
+"""Every command line on a page is accepted by its program, and Helm renders the chart with the documented options."""
 
 import re
 import shlex

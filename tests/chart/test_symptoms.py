@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/symptoms.md for operators on call: every message that the driver shows leads to a section with a remedy."""
+"""In docs/symptoms.md, operators on call find a section with a remedy for every message that the driver shows."""
 
 import ast
 import re

@@ -213,8 +213,8 @@ def test_existing_objects_can_be_updated() -> None:
 
 
 def test_messages_are_valid_for_the_server() -> None:
-    """Each message is one line. Every message expression comes with a fixed message, since the server falls back to it
-    if the expression fails.
+    """Each message is one line. Every ``messageExpression`` is accompanied by a static ``message``, which the server
+    uses if the expression fails.
     """
     for name in ("own-node", "own-claims", "own-events", "parameters", "tolerate-missing"):
         assert all("\n" not in message and message.strip() for message in messages(policy(name)))

@@ -119,7 +119,7 @@ def _strip(row: Row, scale: Scale, y: float) -> Iterator[Markup]:
     samples = row.figure.samples
     for number, value in enumerate(samples):
         if value <= scale.end:
-            # Multiples of the golden ratio are spread evenly, so few dots overlap.
+            # The fractional parts of multiples of the golden ratio are spread evenly, so few dots overlap.
             offset = (number * 0.618 % 1 - 0.5) * (_ROW - 8) if len(samples) > 1 else 0.0
             yield Markup('<circle class="dot" cx="{x}" cy="{y}" r="1.8"/>').format(
                 x=scale.x(value), y=round(y + offset, 1)

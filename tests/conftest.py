@@ -53,7 +53,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByStage |
 
 @pytest.fixture
 def short_root() -> Iterator[Path]:
-    """Returns a directory whose path is short enough for sockets in it; a path under tmp_path may be too long."""
+    """Returns a directory in which tests can create unix sockets, since its path is short; a path under tmp_path may be
+    too long.
+    """
     with tempfile.TemporaryDirectory(prefix="n", dir="/tmp") as path:
         yield Path(path)
 

@@ -65,7 +65,9 @@ def test_every_scalar_has_the_value_that_helm_and_kubectl_give_it(words: list[st
 
 @pytest.mark.parametrize("words", [WORDS, generated(1)], ids=["chosen", "1"])
 def test_a_printed_string_is_read_as_the_same_string(words: list[str]) -> None:
-    """``simulate -o yaml`` and other commands quote a name such as ``n``, which kubectl would read as a boolean."""
+    """``simulate -o yaml`` and other commands quote a name such as ``n``. Without the quotes, kubectl would read it as
+    a boolean.
+    """
     printed = yaml.dump({f"k{number:04}": word for number, word in enumerate(words)}, Dumper=PortableDumper)
     assert list(helm_value(printed).values()) == list(words)
 

@@ -317,7 +317,7 @@ async def _main(arguments: argparse.Namespace) -> None:
         if arguments.kubeconfig_out:
             server.write_kubeconfig(arguments.kubeconfig_out)
         for node in arguments.node:
-            # This cluster's kubelets have the same feature gates and reserve 128 MiB.
+            # The nodes' kubelets have the same feature gates as the API server, and reserve 128 MiB of memory.
             declared = [GATE] if options.gates[GATE] and options.version == "1.37" else []
             amounts = {"capacity": {"memory": "64Gi"}, "allocatable": {"memory": "65408Mi"}}
             document = {"metadata": {"name": node}, "status": {**amounts, "declaredFeatures": declared}}

@@ -13,7 +13,9 @@ _RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-\d+[KMGT]i")
 
 
 def drop_unknown(version: str, spec: Document) -> None:
-    """Removes the field from the document, as decoding does in a release that does not know it."""
+    """Removes the field from a slice's spec if this release does not have the field. A real server drops unknown fields
+    when it decodes an object.
+    """
     if version != "1.37":
         for device in spec.get("devices") or []:
             device.pop(FIELD, None)

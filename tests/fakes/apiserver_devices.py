@@ -54,8 +54,8 @@ def applied(old: Document, body: Document, manager: str) -> Document:
 
 
 def prepare(gates: Mapping[str, bool], new: Document, old: Document | None) -> None:
-    """Drops entries for devices that have been deallocated, and new entries if the gate is off and none existed
-    before.
+    """Drops entries for devices that have been deallocated. If the gate DRAResourceClaimDeviceStatus is off and the
+    claim had no entries before, drops all entries. Raises ApiError 422 if a remaining entry is invalid.
     """
     status, before = new.get("status") or {}, (old or {}).get("status") or {}
     if not gates["DRAResourceClaimDeviceStatus"] and not before.get("devices"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON merge patch (RFC 7386) and strategic merge patch, which kubectl and Helm send for kinds that they know."""
+"""JSON merge patch (RFC 7386) and strategic merge patch, which kubectl and Helm send for built-in kinds."""
 
 from typing import Any, Final
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission of ResourceSlices and ResourceClaims before they are stored: fields of disabled feature gates are dropped,
-defaults are set, and the rest is validated by the rules of Kubernetes 1.36 (1.37 where it differs).
+defaults are set, and the result is validated against the rules of Kubernetes 1.36 (1.37 where it differs).
 """
 
 import copy

@@ -121,7 +121,9 @@ def _invalid(reason: str) -> ApiError:
 
 
 def _seen(change: Change, request: web.Request, namespace: str) -> Iterator[tuple[str, Document]]:
-    """Returns the event that a selective watch sees for a change: an object may start or stop matching its selector."""
+    """Yields the event that a selective watch sees for a change, if any. The type of the event depends on whether the
+    object matched the watch's selectors before the change and whether it matches them now.
+    """
 
     def visible(document: Document | None) -> bool:
         here = document is not None and namespace in {"", document["metadata"].get("namespace", "")}

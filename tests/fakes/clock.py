@@ -18,9 +18,9 @@ class _JumpingSelector(selectors.DefaultSelector):
     stopped = False
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Waits in real time only if no timer is set, or after ``stopped`` has been set.
+        """Waits for events. If no timer is set, or after ``stopped`` has been set, the clock does not jump.
 
-        Otherwise waits for at most the grace period. If no event arrives in that time, the clock jumps to the next
+        Otherwise the wait lasts at most the grace period. If no event arrives in that time, the clock jumps to the next
         timer.
         """
         if self.stopped:
@@ -43,9 +43,9 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         return super().time() + self._jumping.jumped
 
     async def shutdown_default_executor(self, *arguments: Any) -> None:
-        """Waits in real time for the executor's threads. The loop is closed after that.
+        """Waits in real time for the executor's threads. The loop is closed afterwards, so the clock never jumps again.
 
-        Since Python 3.12 this call has a timeout, and the clock would jump to the end of it.
+        Since Python 3.12 this call has a timeout. If the clock could jump, the timeout would expire immediately.
         """
         self._jumping.stopped = True
         await super().shutdown_default_executor(*arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of ``containerd config dump`` by release, with the keys that matter to drivers and some others."""
+"""The output of ``containerd config dump`` for each release, with the keys that matter to drivers and some others."""
 
 from typing import Any
 

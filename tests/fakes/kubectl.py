@@ -4,7 +4,8 @@ recorded.
 
 ``exec`` and ``port-forward`` require a kubelet behind the API server, which does not exist here: they print their
 arguments and exit with the errors in FAKE_KUBECTL_ERRORS and the status in FAKE_KUBECTL_STATUS. A command with the flag
-in FAKE_KUBECTL_UNKNOWN fails as argparse does on an unknown flag. ``python -m tests.fakes.kubectl ARGUMENTS``.
+in FAKE_KUBECTL_UNKNOWN fails as argparse does on an unknown flag. ``python -m tests.fakes.kubectl ARGUMENTS`` runs the
+fake.
 """
 
 import argparse

@@ -43,7 +43,7 @@ def canonical(value: object) -> str:
 
 
 def binary(number: int) -> str:
-    """Returns an integer in BinarySI, as the scheduler's rounding produces it."""
+    """Formats an integer as a BinarySI quantity, the format of the amounts that the scheduler has rounded."""
     if number == 0 or abs(number) < 1024:
         return str(number)
     best = max((power for power in (0, *_BINARY.values()) if number % 2**power == 0), default=0)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fake runtime as a separate process, and the calls that its control socket accepts.
 
-python -m tests.fakes.runtime --socket nri.sock --control control.sock [--cdi-dirs DIR...] [--cgroup-root DIR] ...
+Usage:
+
+    python -m tests.fakes.runtime --socket nri.sock --control control.sock [--cdi-dirs DIR...] [--cgroup-root DIR] ...
 """
 
 import argparse
@@ -45,7 +47,7 @@ class RuntimeControl:
         self._runtime = runtime
 
     def calls(self) -> Calls:
-        """Returns every call by its name."""
+        """Returns the calls that the socket accepts, keyed by name."""
         others = ("hooks", "plugins", "wait_plugins", "send_bytes", "send_event", "list_also")
         return {name: self._operation(name) for name in _OPERATIONS} | {name: getattr(self, name) for name in others}
 
@@ -108,7 +110,7 @@ class RuntimeControl:
         raise OperationError(f"there is no pod {text!r}")
 
     def _container(self, text: str) -> Container:
-        # The newest container with this name, because a restarted container has the same name as the previous one.
+        # The newest container is found first, because a restarted container has the same name as the previous one.
         for container in reversed(self._runtime.containers.values()):
             if text in (container.id, container.name):
                 return container

@@ -15,12 +15,12 @@ class ApiLevel:
     runtime_version: str
     """A containerd release that contains this generation."""
     timeouts: bool
-    """Configure contains the timeouts, Synchronize may arrive in parts, and messages are checked against the 4 MiB
-    limit.
+    """Whether Configure contains the timeouts, Synchronize may arrive in parts, and messages are checked against the
+    4 MiB limit.
     """
     valid_events: int
     dedicated: bool
-    """Lifecycle events have their own methods, and Configure contains the NRI version."""
+    """Whether lifecycle events have their own methods and Configure contains the NRI version."""
     nri_version: str = ""
 
 

@@ -86,8 +86,8 @@ class RpcClient:
                 self._settle(stream, error)
 
     async def call(self, service: str, method: str, request: Message, seconds: float) -> bytes:
-        """Returns the payload of the response. Raises RpcError for an error response, TimeoutError, or
-        TrunkClosedError.
+        """Returns the payload of the response. Raises TimeoutError, TrunkClosedError, OversizedCallError, or, for an
+        error response, RpcError.
         """
         if self._closed is not None:
             raise TrunkClosedError(self._closed)

@@ -99,7 +99,7 @@ class Trunk:
         self.closed: str | None = None
 
     def open(self, number: int) -> Lane:
-        """Opens a connection; until then its frames are dropped."""
+        """Opens a connection. Frames that arrive for a connection before it is opened are dropped."""
         lane = self._lanes[number] = Lane(self, number)
         return lane
 

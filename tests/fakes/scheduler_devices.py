@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's view of published slices: usable devices, a subset of CEL, and the consumption of requests."""
+"""The scheduler's view of published slices: usable devices, a subset of CEL, and the capacity that requests consume."""
 
 import json
 import re

@@ -22,8 +22,8 @@ class StateServer:
     requests: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of each request."""
     leases: list[dict[str, Any]] = field(default_factory=list)
-    """Leases without their containers. ``complete`` is True if the backend is synchronized and the fake has stored its
-    current containers.
+    """The leases received so far, without their containers. In each lease, ``complete`` is True if the backend was
+    synchronized and the fake had stored its current containers.
     """
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tellings: list[list[str]] = field(default_factory=list)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for conditions that do not send a notification: files, and tasks of the program under test."""
+"""Polls conditions for which there are no notifications: files, and tasks of the program under test."""
 
 import asyncio
 import os

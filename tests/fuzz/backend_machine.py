@@ -270,7 +270,7 @@ class Machine:
             await self.world.update(box, wanted)
             self.world.shake(FULL)
 
-    # Other writers, the machine and the instances.
+    # Writes by other processes, changes to the machine, and events of the instances.
 
     async def foreign_write(self, first: int, second: int) -> None:
         world = self.world

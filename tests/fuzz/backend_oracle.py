@@ -97,7 +97,7 @@ def held_records(box: Box) -> list[AllocationRecord]:
 
 
 def exclusive(world: World, box: Box) -> frozenset[int]:
-    """Returns the CPUs that only this container and permitted sharers may use."""
+    """Returns the online CPUs that only this container, and containers that may share its claims, may use."""
     return _cpus(held_records(box)) & world.online
 
 
@@ -169,7 +169,10 @@ def _judging(world: World, *boxes: Box) -> Iterator[None]:
 
 
 def _note_held(world: World, box: Box) -> None:
-    """Records the claims that a container must have received even though the backend has not seen its start."""
+    """Adds the valid claims of a running container to ``box.held``.
+
+    By now the backend must have enforced them, even if no event reported the container's start.
+    """
     if box.phase == "running" and not world.errors:
         box.held |= {uid for uid in box.named if _claim_verdict(world, box, uid)}
 

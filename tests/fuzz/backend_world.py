@@ -234,7 +234,7 @@ class World:
         return Host(self.online, SIZES, self.partitions, NO_PROBLEM if self.partitions else NO_SUCH_KERNEL)
 
     def stamp_ns(self) -> int:
-        """Returns the time stamp that a file written now would get, according to the loop's clock."""
+        """Returns the timestamp that a file written now would get, according to the loop's clock."""
         return _BASE_NS + int(asyncio.get_running_loop().time() * 1e9) + self._stamps
 
     def hotplug(self, online: frozenset[int]) -> None:

@@ -44,7 +44,7 @@ def _page_size(data: bytes) -> None:
 def _record(data: bytes) -> None:
     record = parse_record(parse_json(data, cdi.MAX_CLAIM_FILE, "record", "fuzzed"))
     name = cdi_file_name(record.driver, record.claim.uid)
-    # Any record that can be parsed can also be written. In the written file it is either unchanged or unreadable.
+    # Any record that can be parsed can also be written. Parsing the written file returns the same record or None.
     file = cdi.parse_claim_file(name, cdi.dump_claim_file(record))
     assert file.record is None or file.record == record
 

@@ -60,7 +60,7 @@ class Trace(Node):
     """A node on which a trace's steps are run."""
 
     async def run(self) -> None:
-        """Runs the trace, and finishes it on a node on which everything works again."""
+        """Runs the trace, then repairs all faults and runs the final checks."""
         await self.begin()
         for _ in range(self.input.number(6)):
             await self.do_pod()
@@ -200,7 +200,7 @@ class Trace(Node):
             self.calls[self.input.number(len(self.calls))].task.cancel()
 
     def instance(self) -> Instance:
-        """Returns the latest instance or, if the trace asks for it, any instance."""
+        """Returns the latest instance, unless the trace chooses another one."""
         return self.instances[self.input.number(8) % len(self.instances) if self.input.number(3) == 2 else -1]
 
     async def do_start(self) -> None:

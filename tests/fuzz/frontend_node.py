@@ -43,7 +43,7 @@ class _Time:
         self._seconds = seconds
 
     def time_remaining(self) -> float:
-        """Returns how many seconds the kubelet waits."""
+        """Returns the number of seconds until the call's deadline."""
         return self._seconds
 
 
@@ -131,8 +131,8 @@ class Node:
         instance.start(each_tick(partial(self._beat, instance)))
 
     def _after_job(self, process: Process) -> None:
-        """Updates the CPUs that a process has in memory. If the process is dead, clears them, and has the oracle mark
-        the claims whose CPUs are now lost.
+        """Updates ``process.memory``, the test's copy of the CPUs that a process has in memory. If the process is dead,
+        clears the copy, and has the oracle mark the claims whose CPUs are now lost.
         """
         assert isinstance(process, Instance)
         if process.dead:
@@ -179,7 +179,9 @@ class Node:
         self.beat(instance)
 
     def beat(self, instance: Instance) -> None:
-        """Renews the lease of the instance's backend, with the reports of all containers unless they are delayed."""
+        """Renews the lease of the instance's backend. Also sends the reports of all containers, unless the backend's
+        reports are delayed.
+        """
         if not instance.backend_is_up or instance.dead:
             return
         made, reports = instance.frontend, None

@@ -154,7 +154,7 @@ class Oracle:
         self.unprepared.clear()
 
     def withdraw(self, key: Key) -> None:
-        """Ends a promise because the claim is unprepared or deleted. The frontends release it later."""
+        """Ends a promise because the claim is unprepared or deleted. The frontends release the claim later."""
         if self.promises.pop(key, None) is not None:
             self.leaving.add(key)
 
@@ -216,10 +216,10 @@ class Oracle:
         last check applies, and claims that already have pages keep them. ``kept`` contains the UIDs of unprepared
         claims that keep their pages until the backend confirms that their containers have exited.
 
-        If the file of a claim in ``leaving`` is lost, this check no longer finds the claim. A frontend that has the
-        claim in memory still holds its pages, however, and may write the file again. The claim is then not treated as
-        new, unless another claim has been given pages of the device since the loss. The same applies to a released
-        claim that a frontend has rebuilt because the journal was lost, if the rebuilt file is lost later.
+        If the file of a claim in ``leaving`` is lost, this check no longer finds the claim. However, a frontend that
+        has the claim in memory does not free its pages and may write the file again. A claim that reappears in this way
+        is not treated as new, unless another claim has been given pages of the device since the loss. The same applies
+        to a released claim that a frontend has rebuilt because the journal was lost, if the rebuilt file is lost later.
         """
         files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
         promised = [uid for driver, uid in self.promises if driver == KINDS["memory"]]

@@ -170,7 +170,7 @@ class Claim:
     exists: bool = True
     """True while the API server contains the claim with this UID and the claim is allocated."""
     called: set[str] = field(default_factory=set)
-    """Drivers that the kubelet has called for the claim since it was unprepared."""
+    """Drivers that the kubelet has called for the claim and that have not unprepared it since."""
 
     def pages_of(self, driver: str) -> Mapping[str, int]:
         """Returns the bytes of hugepages that one driver prepares, by device."""

@@ -35,7 +35,7 @@ class _Transport(asyncio.Transport):
         return self._closing
 
     def pause_reading(self) -> None:
-        """Does nothing, because the test passes the pieces itself."""
+        """Does nothing, because the data comes from Port.receive(), not from a socket."""
 
     resume_reading = pause_reading
 

@@ -32,7 +32,7 @@ _FORMS = [
     *("{}[?{}]", "!{}", "-{}", "has({}.x)", "{{'a': {}, 'b': {}}}", "{}.or({})", "{}.orValue({})", "{}.odd({})"),
     *("{}.replace({}, {})", "{}.substring({}, {})", "{}.split({}, {})"),
 ]
-"""Templates of expressions with gaps for smaller expressions."""
+"""Templates of expressions, with placeholders for smaller expressions."""
 
 
 def _filled(form: str, inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:

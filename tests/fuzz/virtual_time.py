@@ -17,10 +17,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock starts at 0 and advances only while the loop is idle."""
 
     def __init__(self, delays: Iterator[float | None]) -> None:
-        """``delays`` are the seconds until each thread job starts, or None if each job finishes before the caller
-        continues.
+        """``delays`` yields a value for each thread job: the seconds until the job starts, or None if the job finishes
+        before the caller continues.
 
-        The backend's worker then gets the result without another iteration of the loop (HOLD_SECONDS).
+        In the latter case, the backend's worker gets the result of a hook's job without another iteration of the loop,
+        as if the job had ended within HOLD_SECONDS.
         """
         self._virtual = VirtualClock()
         self._delays = delays

@@ -13,7 +13,7 @@ from tests.hostile.field import AGENT, Field
 
 _SECONDS = 2.0
 _BOTH = 2
-"""Number of publishers. Each fault is injected into one request from each publisher."""
+"""Number of requests into which each fault is injected: one request from each of the two publishers."""
 
 
 def _asked(field: Field) -> int:

@@ -58,7 +58,7 @@ class Attack:
 SETTINGS: dict[Actor, StageSettings] = {
     # Reserved CPUs make the shared pool smaller than the machine; an attack that forges the pool depends on this.
     Actor.POD_AUTHOR: StageSettings(reserved_cpus="0,16"),
-    # Claims may name their CPUs only with this setting.
+    # All CPUs belong to one device, so a claim may name any of them (``cpuConfig.cpuset``).
     Actor.CLAIM_AUTHOR: StageSettings(config={"groupBy": "machine"}),
 }
 """The stage's settings for each actor."""

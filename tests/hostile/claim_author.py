@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 
 def heard_of(pod: StagePod) -> str:
-    """Returns the last response that the simulated kubelet receives; it calls Prepare up to three times."""
+    """Returns the last response to the simulated kubelet, which calls Prepare up to three times."""
     for _ in range(3):
         try:
             pod.prepare()
@@ -49,7 +49,8 @@ def _odd_amounts(field: Field, amounts: Sequence[object]) -> Iterator[str]:
         assert pod.claim is not None
         (result,) = pod.claim["status"]["allocation"]["devices"]["results"]
         for amount in amounts:
-            # The fake API server does not accept such an object, so it is only returned to the driver.
+            # The fake API server would reject a claim with an invalid amount, so the claim is not stored. The server
+            # only returns it to the driver.
             result["consumedCapacity"] = {"dra.cpu/cpu": amount}
             field.fail_next(3, 200, verb="get", resource="resourceclaims", body=json.dumps(pod.claim))
             heard.append(f"{amount!s:.9} {heard_of(pod)}")

@@ -18,7 +18,7 @@ _MACHINE = "32intel64-2p8co2t+8ve"
 
 
 class Fields:
-    """Holds one actor's node; another actor gets a fresh node."""
+    """The nodes of all actors, of which only one exists at a time: each actor gets a fresh node."""
 
     def __init__(self, root: Callable[[], Path], port: Callable[[], int]) -> None:
         self._root = root

@@ -76,7 +76,7 @@ class Field:
         return claim_pod(self.stage, self.name("claimed"), *requests, config=config)
 
     def patiently(self, work: Callable[[], _T]) -> _T:
-        """Retries as the kubelet does until the call succeeds. Raises the last error if the time is up."""
+        """Retries a call as the kubelet does until it succeeds. Raises the last error after _PATIENCE seconds."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -139,7 +139,7 @@ class Field:
             given = self.stage.held(pod.claim_uid)
             assert len(given) == 4
             self.patiently(pod.run).comes_to(given)
-            # CPUs of claims that were released earlier may still become free.
+            # CPUs of claims that were released earlier may return to the pool with a delay.
             wait_for("the plain container to have the whole pool", lambda: plain.cpus() == self.pool - self.held())
             uid = pod.claim_uid
         wait_for("the release", lambda: not self.stage.held(uid))

@@ -21,7 +21,9 @@ from tests.stage.pods import memory
 from tests.stage.process import wait_for
 
 _SCANS = 2.5
-"""Seconds within which both processes scan the directory more than once on their own."""
+"""Seconds for which the entries stay in the directory after both processes have reported them, so that the periodic
+scans also read them.
+"""
 
 
 def _told(field: Field) -> str:
@@ -37,7 +39,7 @@ def _remove(path: Path) -> None:
 
 @taking
 def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[str]:
-    """Creates entries in the directory that have the names of claim files, and checks that both processes report each
+    """Creates entries with the names of claim files in the CDI directory, and checks that both processes report each
     of them.
     """
     names = [cdi_file_name(CPU_DRIVER, f"{number}-{uuid.uuid4()}") for number, _ in enumerate(entries)]
@@ -49,7 +51,7 @@ def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[s
         time.sleep(_SCANS)
         heard = _told(field)
     finally:
-        # A container runtime also reads this entry and may hang forever.
+        # A container runtime also reads the entries, and some of them could make it hang forever.
         for path in paths:
             _remove(path)
     yield heard

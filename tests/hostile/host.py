@@ -39,7 +39,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
 
     with field.victim():
         before = records()
-        # The file is removed in one step, so a concurrent writer cannot prevent the removal.
+        # The directory is renamed before it is removed, so that a concurrent writer cannot prevent the removal.
         directory.rename(directory.with_name("old"))
         directory.mkdir()
         shutil.rmtree(directory.with_name("old"))
@@ -49,7 +49,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
 
 @taking
 def _with_fifo(field: Field, path_of: str) -> Iterator[str]:
-    """For two rounds, replaces a host file with a FIFO, on which every plain read or write hangs."""
+    """Replaces a host file with a FIFO for the duration of the block. Every plain read or write of the FIFO hangs."""
     path = field.settings.host_root / path_of
     aside = path.with_name("aside")
     path.rename(aside)

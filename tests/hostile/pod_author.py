@@ -80,7 +80,7 @@ def _the_whole_pool(field: Field) -> Iterator[str]:
 
 @contextmanager
 def _a_group_of_its_own(field: Field) -> Iterator[str]:
-    """Starts a container that creates a sub-cgroup in its own cgroup, with the same name as crun's."""
+    """Starts a container that creates a sub-cgroup in its own cgroup, with the name that crun uses for a sub-cgroup."""
     with field.pod() as pod:
         box = pod.run()
         (box.directory / "container").mkdir()

@@ -42,13 +42,13 @@ def _stages(machine_root: Path) -> Iterator[OpenStage]:
 
 @pytest.fixture
 def open_stage(machine_root: Path) -> Iterator[OpenStage]:
-    """Opens stages that last for one test."""
+    """Yields a function that opens stages, which are closed at the end of the test."""
     yield from _stages(machine_root)
 
 
 @pytest.fixture(scope="module")
 def open_shared_stage(machine_root: Path) -> Iterator[OpenStage]:
-    """Opens stages that last for all tests in a module."""
+    """Yields a function that opens stages, which are closed at the end of the module."""
     yield from _stages(machine_root)
 
 

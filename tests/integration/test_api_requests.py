@@ -17,8 +17,8 @@ START = {("get", "nodes"): 6, ("list", "resourceslices"): 2, ("create", "resourc
 # written once.
 CLAIM = {("get", "resourceclaims"): 2, ("patch", "resourceclaims"): 1}
 TAKE_OVER = {("get", "nodes"): 1, ("list", "resourceslices"): 2, ("get", "resourceclaims"): 1}
-# The longest time between two runs of a periodic task, plus a second for its requests. After a shorter wait, the first
-# sweep might still be due; if the claim exists by then, the sweep reads it.
+# The longest time between two runs of a periodic task, plus a second for its requests. After a shorter wait, the claim
+# might be created before the first sweep of claims; the sweep would then read it, which is one more request.
 IDLE_SECONDS = QUIET_SECONDS + 1.0
 
 

@@ -102,7 +102,7 @@ def test_the_smallest_run_measures_every_quantity_of_both_drivers(finished: tupl
             *("create-at-once", "others-off", "cpu-claim", "cpu-claim-frontend", "cpu-claim-backend", "cpu-plain"),
             *("exec-to-registered", "synchronize", "forgotten"),
         }
-        # One pod of each kind in each of two turns.
+        # Each of the two turns measures one pod of each kind.
         hooks = [f"{method}-{kind}" for method in ("CreateContainer", "StartContainer") for kind in ("claim", "plain")]
         for one in ("prepare-dra.cpu", *hooks, "create-at-once", "cpu-claim", "exec-to-registered", "synchronize"):
             assert [len(turn) for turn in found[one].turns] == [1, 1], one
@@ -226,7 +226,9 @@ def test_statistics_come_from_all_samples_and_a_report_contains_some() -> None:
 
 
 def test_wakeups_of_grpc_are_recognized_by_the_name_of_the_thread() -> None:
-    """All other threads are the driver's own. There is a sum over all processes, and one figure for each process."""
+    """All other threads are the driver's own. Each quantity is reported as a sum over all processes and, if there are
+    several processes, for each of them.
+    """
     rates = {
         "frontend": {"python": Rates(2, 1.0, 0.5, of_grpc=False), "timer_manager": Rates(1, 9.0, 0.25, of_grpc=True)},
         "backend": {"python": Rates(1, 0.5, 0.0, of_grpc=False)},
@@ -331,7 +333,7 @@ def test_a_revision_whose_directory_is_in_use_is_not_measured(tmp_path: Path) ->
 
 
 def test_a_revision_runs_its_own_code(tmp_path: Path) -> None:
-    """The commands are those of the revision's own stage, and the revision's packages precede the installed ones."""
+    """The commands are those of the revision's own stage, and the revision's packages come first in PYTHONPATH."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(clone)], check=True)
     driver = earlier_revision("HEAD", clone, tmp_path / "build")

@@ -107,8 +107,8 @@ def test_the_demo_can_be_repeated(project: Project, compose: dict[str, Any]) -> 
     """
     project.start("stand-ins")
     check = compose["services"]["stand-ins"]["healthcheck"]["test"]
-    # The directories that replace the volumes are under the base, with the names that the volumes have in this
-    # container.
+    # The directories that replace the volumes are under the base. They are named after the volumes' mount points in
+    # this container.
     program = check[-1].replace("stat('/", f"stat('{project.base}/")
     healthy = python("-c", program)
     project.wait("health", lambda: subprocess.run(healthy, stderr=subprocess.DEVNULL, check=False).returncode == 0, 60)

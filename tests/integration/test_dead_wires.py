@@ -564,12 +564,12 @@ def no_conditions(play: Play) -> None:
 
 
 def older_kubelet(play: Play) -> None:
-    """The API server counts claims, but the kubelet does not."""
+    """The API server supports counting claims against the Node's allocatable resources, but the kubelet does not."""
     play.hears("NodeAllocatableMappingUnsupported")
 
 
 def counted(play: Play) -> None:
-    """A 1.37 kubelet counts claims."""
+    """A 1.37 kubelet counts claims against the Node's allocatable resources."""
     with play.pod("db", cpus(2)):
         play.sees("/v1/claims[].counted")
 
@@ -644,7 +644,7 @@ def deny_slices(stage: Stage) -> None:
 
 
 def declare_nothing(stage: Stage) -> None:
-    """The node's kubelet does not declare that it counts claims."""
+    """The kubelet does not declare the feature that counts claims against the Node's allocatable resources."""
     path = f"/api/v1/nodes/{stage.settings.node}"
     node = stage.api(path)
     node["status"]["declaredFeatures"] = []
@@ -735,8 +735,8 @@ def documented_fields() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, model in _MODELS.items():
         found |= dict(fields_of(model, path))
-    # Metrics have their own test. The other two fields never change: a format's version is a constant of the release,
-    # and no warning makes a pod unready.
+    # Metrics have their own test. ``version`` and a warning's ``unready`` never change: a format's version is constant
+    # in a release, and no warning makes a pod unready.
     left_out = re.compile(r"/v1/backend\.status\.metrics.*|.*\.version|/v1/status\.warnings\[\]\.unready")
     return {path: default for path, default in found.items() if not left_out.fullmatch(path)}
 

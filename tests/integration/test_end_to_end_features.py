@@ -15,8 +15,8 @@ LIMITS = ("cpu.max", "hugetlb.2MB.max")
 
 
 def test_published_fields_depend_on_feature_gates(open_stage: OpenStage) -> None:
-    """The mapping is published; without DRAListTypeAttributes devices have no lists, and the missing gate is
-    reported.
+    """The mapping to node-allocatable resources is published. Without DRAListTypeAttributes, devices have no list
+    attributes, and the missing gate is reported.
     """
     both = {"publishNodeAllocatableResourceMapping": True, "exposePCIeRoots": True}
     field, root = "nodeAllocatableResources", "resource.kubernetes.io/pcieRoot"
@@ -85,8 +85,8 @@ def test_reserves_that_leave_nothing_are_reported(open_stage: OpenStage) -> None
 def test_limits_are_the_same_whether_or_not_the_kubelet_counts_claims(
     open_stage: OpenStage, release: str, gate: bool
 ) -> None:
-    """The record states whether the kubelet counts claims, which depends on the server and the Node; the pod's and the
-    container's limits are the same in both cases.
+    """The record states whether the kubelet counts claims against the Node's allocatable resources, which depends on
+    the server and the Node. The pod's and the container's limits are the same in both cases.
     """
     gates = ("DRANodeAllocatableResources",) if gate else ()
     stage = open_stage(kubernetes=release, gates_on=gates, config={"publishNodeAllocatableResourceMapping": True})

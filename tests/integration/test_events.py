@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events from both real services, written with the chart's permissions. Each condition causes one Event. A mode
-that a claim's parameters request causes none.
+that a claim's parameters request does not cause an Event.
 """
 
 from collections.abc import AsyncGenerator
@@ -81,7 +81,7 @@ def test_a_pool_that_the_claim_asks_for_is_not_a_warning(partitions: Stage) -> N
         assert {one.get("fallbackReason") for one in partitions.state("/v1/cpus")} == {None}
         assert metric(partitions, "dra_numa_backend_pooled_containers 0.0")
         assert metric(partitions, 'dra_numa_backend_exclusivity{configured="auto",mode="partition"} 1.0')
-        # An Event about this pod would precede one about a pod that starts later.
+        # If this pod caused an Event, the Event would be written before the one about a pod that starts later.
         with claim_pod(partitions, "careless", cpus(1)) as other:
             other.prepare()
             other.sandbox = partitions.runtime(

@@ -78,7 +78,7 @@ def test_invalid_slices_are_refused(name: str) -> None:
 
 
 def test_a_valid_slice_is_returned_in_the_servers_form() -> None:
-    """Quantities are canonical and times are set, as drivers must expect."""
+    """The server puts quantities into canonical form and sets timestamps; drivers must expect this."""
     device = {**shared("8192Mi", default="1024Ki", validRange=SPAN), "taints": [{"key": "k", "effect": "NoSchedule"}]}
     (stored,) = check(document(device))["spec"]["devices"]
     assert stored["capacity"]["size"]["value"] == "8Gi"
@@ -100,7 +100,7 @@ def test_fields_in_use_survive_the_gate() -> None:
 
 
 def test_store_locks_optimistically() -> None:
-    """A stale version conflicts, and an update without changes writes nothing."""
+    """An update with a stale resourceVersion fails with a conflict, and an update without changes writes nothing."""
     store = Store()
     made = store.create(CLAIMS, "ns", {"metadata": {"name": "c"}, "spec": {}, "status": {}})
     assert store.update(CLAIMS, "ns", "c", made)["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
@@ -115,7 +115,7 @@ def test_store_locks_optimistically() -> None:
     [("1.5", "1500m"), ("0.5Gi", "512Mi"), ("3000", "3k"), ("1024", "1024"), ("2048Mi", "2Gi"), ("0.5Ki", "512")],
 )
 def test_quantities_print_as_in_the_real_library(text: str, printed: str) -> None:
-    """The vectors come from the Go library."""
+    """The test vectors come from the Go library."""
     assert quantities.canonical(text) == printed
     assert quantities.parse(text) == quantities.parse(printed)
 

@@ -36,7 +36,7 @@ async def client(server: ApiServer) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def field(number: int, value: bytes | str | int) -> bytes:
-    """Returns one field of a protobuf message whose length fits into one byte."""
+    """Returns an encoded field of a protobuf message: an integer below 128, or fewer than 16,384 bytes of data."""
     if isinstance(value, int):
         return bytes([number << 3, value])
     data = value.encode() if isinstance(value, str) else value

@@ -36,7 +36,7 @@ resize, limit = KernelPools.resize, Path(sys.argv.pop(1))
 KernelPools.resize = lambda self, node, page, pages: resize(self, node, page, min(pages, int(limit.read_text())))
 sys.exit(main())
 """
-"""Starts the helper as if the kernel only had memory for the number of pages given in a file."""
+"""Program that runs the helper as if the kernel only had memory for the number of pages given in a file."""
 
 
 class Node:
@@ -52,7 +52,7 @@ class Node:
 
     @property
     def pages(self) -> int:
-        """Returns the number of pages that the kernel has."""
+        """Returns the number of pages in the kernel's pool."""
         with suppress(ValueError):  # a real kernel never shows an empty file
             return int(self._file("nr_hugepages").read_text())
         return -1

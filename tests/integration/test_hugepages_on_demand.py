@@ -60,7 +60,7 @@ class Rig:
 
     @property
     def pages(self) -> int:
-        """Returns the number of pages that the kernel has."""
+        """Returns the number of pages in the kernel's pool."""
         return int(self.pool.read_text())
 
     def claim(self) -> Document:

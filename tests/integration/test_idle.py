@@ -14,7 +14,7 @@ SECONDS = 20.0
 SETTLE_SECONDS = 12.0
 """Time after which Events and the first reports have been written, and gRPC's threads have slowed down."""
 _OF_GRPC = ("event_engine", "grpc_global_tim", "lifeguard")
-"""Names of the threads that gRPC's C core wakes up several times a second: docs/adr/0032-quiet-ticks.md."""
+"""Names of the threads that gRPC's C core wakes up several times a second (docs/adr/0032-quiet-ticks.md)."""
 
 
 def wake_ups(process: Process) -> Counter[str]:

@@ -92,7 +92,9 @@ async def test_a_plugin_that_disconnects_first_answers_pending_calls(tmp_path: P
 
 
 async def test_configure_may_precede_the_response_to_the_registration(tmp_path: Path) -> None:
-    """Connection 1 is served before RegisterPlugin is sent, because a runtime may call Configure at once."""
+    """The plugin serves calls before it sends RegisterPlugin, because a runtime may call Configure before it responds
+    to the registration.
+    """
     done = asyncio.Event()
 
     def methods(end: RuntimeEnd) -> dict[str, Method]:
@@ -163,7 +165,9 @@ async def test_a_snapshot_over_4_mib_arrives_in_parts(tmp_path: Path, level: str
 
 
 async def test_a_snapshot_that_an_old_runtime_cannot_split_causes_retries_and_no_crash(tmp_path: Path) -> None:
-    """NRI before 0.7 sends more than 4 MiB at once; the message is rejected and the connection is closed, each time."""
+    """NRI before 0.7 sends more than 4 MiB in a single message. Each time, the message is rejected and the connection
+    is closed.
+    """
     async with nri_rig(tmp_path, "0.6", wait=False, filled=30, annotation=200 << 10) as rig:
         await rig.runtime.wait_until(lambda runtime: len(runtime.log) >= 2)
         assert "is longer than ttrpc's maximum of 4194304 bytes" in rig.runtime.log[0]

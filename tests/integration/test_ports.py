@@ -59,7 +59,9 @@ def test_the_status_page_port_is_opened_by_its_setting(open_stage: OpenStage, un
 def test_readiness_depends_on_the_runtime_and_liveness_does_not(
     open_stage: OpenStage, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
-    """The probes of both services report that the connection to the runtime is lost; a restart would not restore it."""
+    """The readiness probes of both services report that the connection to the runtime is lost. The liveness probes
+    still succeed, because a restart would not restore the connection.
+    """
     ports = unused_tcp_port_factory(), unused_tcp_port_factory()
     stage = open_stage(frontend=at(OUR_FRONTEND, ports[0]), backend=at(OUR_BACKEND, ports[1]))
     stage.add_instance()

@@ -383,7 +383,9 @@ def mapped_otherwise() -> Document:
     ],
 )
 async def test_rejected_fields_are_left_out(rig: Rig, refused: Document, field: str, reason: str, told: str) -> None:
-    """A list without its gate, or a mapping in another release's form, is left out, and one Event reports that."""
+    """A list attribute whose gate is off, or a mapping in a form that the server does not know, is left out, and one
+    Event reports the omission.
+    """
     rig.server.options.version = "1.37"
     rig.server.options.gates["DRANodeAllocatableResources"] = True
     async with rig.publisher({NODE: [refused]}) as publisher:
@@ -412,8 +414,8 @@ async def test_rejected_fields_are_left_out(rig: Rig, refused: Document, field: 
 async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
     rig: Rig, release: str, gate: bool, declared: list[str], kept: bool, told: str
 ) -> None:
-    """Claims are counted only if the server stores the mapping, and Prepare can query this. Lists are published in
-    every case.
+    """Claims are counted against the Node's allocatable resources only if the server stores the mapping, and
+    ``counted`` tells Prepare whether it does. List attributes are published in every case.
 
     Before 1.37, or without its gate, the server drops the mapping. Since 1.37, the server rejects the mapping for a
     node whose kubelet has not declared that it counts claims.
@@ -485,7 +487,7 @@ async def test_the_publisher_waits_for_the_end_of_an_outage_at_the_start(rig: Ri
 
 
 async def test_a_failed_write_is_completed_later(rig: Rig) -> None:
-    """A partly written pool is completed from a new list."""
+    """A partly written pool is completed after the slices have been listed again."""
     rig.server.fail_next(1, 500, verb="create", resource="resourceslices")
     rig.server.fail_next(1, 409, verb="create", resource="resourceslices")
     async with rig.publisher() as publisher:
@@ -496,7 +498,7 @@ async def test_a_failed_write_is_completed_later(rig: Rig) -> None:
 
 
 async def test_a_broken_watch_is_resumed(rig: Rig) -> None:
-    """The watch continues where it ended, without a list, and changes during the interruption are noticed."""
+    """The watch resumes where it ended, without a new list request, and changes during the interruption are noticed."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
@@ -510,7 +512,7 @@ async def test_a_broken_watch_is_resumed(rig: Rig) -> None:
 
 
 async def test_an_expired_watch_lists_again(rig: Rig) -> None:
-    """After a 410, the state is listed again, and a change made in the meantime is repaired."""
+    """After a 410, the slices are listed again, and a slice that was deleted in the meantime is restored."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await rig.lose_unseen()

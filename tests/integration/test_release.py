@@ -70,7 +70,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def imports_without(modules: list[str], *wanted: str) -> bool:
-    """Returns True if these modules can be imported while the others do not exist."""
+    """Returns True if the ``wanted`` modules can be imported while ``modules`` do not exist."""
     code = f"import sys; sys.modules.update(dict.fromkeys({modules})); import {', '.join(wanted)}"
     return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
@@ -108,8 +108,8 @@ def fail():
 
 
 def test_third_party_modules_are_compiled_without_docstrings(tmp_path: Path) -> None:
-    """Python uses the byte code even though the source has changed, the code names its file in the image, and
-    assertions are kept.
+    """Python uses the bytecode even if the source has changed. The bytecode contains the source's path in the image,
+    and assertions are kept.
     """
     directory = tmp_path / "usr/lib"
     directory.mkdir(parents=True)

@@ -67,7 +67,7 @@ class DenyingTree(KernelTree):
         """Does nothing, because the cgroup is removed with the test's directory."""
 
     def read(self, path: str, name: str) -> str:
-        """Returns the string that the kernel writes into the file of a partition that it does not permit."""
+        """Returns a file's content. Every partition is invalid, because the kernel does not permit it."""
         if name == "cpuset.cpus.partition":
             return "root invalid (Enable partition not permitted)"
         return super().read(path, name)

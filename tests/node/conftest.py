@@ -121,7 +121,7 @@ class RunningCluster:
 
 @pytest.fixture(scope="session")
 def running_cluster(machine: Node) -> Iterator[RunningCluster]:
-    """Internal: tests use `cluster`."""
+    """Yields the cluster to the fixtures `node` and `cluster`; tests do not use it directly."""
     running = RunningCluster(machine)
     yield running
     running.end()

@@ -151,8 +151,8 @@ class ClaimPod:
         return box
 
     def _mode(self) -> str | None:
-        """Returns the expected enforcement of the container's exclusive CPUs: root, isolated, or member for the pool;
-        None without CPUs.
+        """Returns the expected cpuset.cpus.partition: root or isolated, or member if the pool enforces the claim.
+        Returns None if the claims request no CPUs.
         """
         if not any(is_cpu_request(request) for wish in self._wishes for request in wish.requests):
             return None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rest of a cluster around the node: API server and scheduler, the kubelet's DRA part, and the driver's pods."""
+"""The cluster components around the node: the API server, the scheduler, the kubelet's DRA part, and the driver's
+pods.
+"""
 
 import os
 import statistics
@@ -43,9 +45,10 @@ _USUAL: dict[str, Any] = {
     "kubeconfig": str(_KUBECONFIG),
     "reservedCPUs": format_cpu_list(RESERVED),
     "cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"),
-    # The check is off, because a page that one test has poisoned is not restored for the following tests.
+    # The check is off, because a page that a test has poisoned is not restored and would cause taints in later tests.
     "hardwareErrors": {"uncorrected": 0},
-    # A working set that survives any pressure requires ``min`` and nearly all of a small machine's memory.
+    # Only ``min`` keeps a working set in memory under any pressure. On a small machine, claims for ``min`` may
+    # need nearly all of the memory, so maxFraction does not limit them.
     "memoryProtection": {"allowed": ["low", "min"], "maxFraction": 1.0},
 }
 """The driverConfig of tests that do not request another one."""

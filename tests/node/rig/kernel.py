@@ -73,7 +73,7 @@ def status(pid: int, field: str) -> str:
     """
     try:
         text = Path(f"/proc/{pid}/status").read_text()
-    except ProcessLookupError as error:  # it has exited between open and read
+    except ProcessLookupError as error:  # the process exited between open and read
         raise FileNotFoundError(str(error)) from error
     return next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith(field + ":"))
 

@@ -166,7 +166,7 @@ class _Pod:
             self._spec.take(name)
         whole = self._spec
         self._check_dns(whole.take("dnsPolicy", "ClusterFirst"))
-        whole.take("enableServiceLinks")  # the only service is `kubernetes`, whose variables are set in either case
+        whole.take("enableServiceLinks")  # the only service is `kubernetes`; its variables are always set
         self._grace = int(whole.take("terminationGracePeriodSeconds", 30))
         self._network = pb.NODE if whole.take("hostNetwork", False) else pb.POD
         self._read_context(whole.inside("securityContext"))

@@ -35,7 +35,7 @@ def misplaced(pod: ClaimPod, box: Container) -> str:
     return " ".join(what for what, right in seen.items() if not right)
 
 
-@pytest.mark.timeout((240 + 40 * COUNT) * PATIENCE)  # includes the start of both services
+@pytest.mark.timeout((240 + 40 * COUNT) * PATIENCE)  # the 240 s cover the start of both services
 def test_pods_one_after_another_are_all_aligned(cluster: Cluster) -> None:
     """Each pod's CPUs, allowed memory node and touched pages belong to a single NUMA node, although the previous pod is
     still running.

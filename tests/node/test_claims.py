@@ -89,8 +89,8 @@ def test_a_restarted_container_gets_the_same_resources(cluster: Cluster) -> None
 
 @pytest.mark.core
 def test_no_other_container_can_use_a_claim(cluster: Cluster) -> None:
-    """A second container, another pod with the claim's devices, and pods that forge a claim's environment variable are
-    rejected.
+    """A second container of the pod, another pod that is given the claim's CDI devices, and pods that forge a claim's
+    environment variable are rejected.
     """
     db = cluster.pod(cpus(2))
     box = db.run()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits with a Kubernetes 1.37 kubelet that itself adds claims to them (KEP-5517), and with a 1.37 kubelet whose
-feature gate for this is off.
+"""Limits with a Kubernetes 1.37 kubelet that itself adds the claimed amounts to them (KEP-5517), and with a 1.37
+kubelet whose feature gate for this is off.
 """
 
 from collections.abc import Iterator
@@ -63,8 +63,8 @@ def as_kubelet(group: Cgroup, stated: Limits) -> tuple[str, str, str]:
 @pytest.mark.configuration(publishNodeAllocatableResourceMapping=True)
 @pytest.mark.parametrize("gate", [False, True])
 def test_limits_are_the_same_whether_or_not_the_kubelet_counts_claims(cluster: Cluster, gate: bool) -> None:
-    """Either the kubelet or the backend adds the claim to the limits, but never both. Mapping one more page fails with
-    ENOMEM. Afterwards the pod has the kubelet's limits again.
+    """Either the kubelet or the backend adds the claimed amounts to the limits, but never both. Mapping one more page
+    fails with ENOMEM. Afterwards the pod has the kubelet's limits again.
     """
     of_container = container_limits(POD, "main", "1.37", gate=gate)
     with kubernetes(cluster, gate=gate):

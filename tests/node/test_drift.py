@@ -84,8 +84,8 @@ def test_a_container_whose_settings_cannot_be_applied_is_rejected(cluster: Clust
 @pytest.mark.core
 @in_pool_mode
 def test_foreign_writes_are_repaired(cluster: Cluster) -> None:
-    """A wrong cpuset is corrected after about a second, both of a container with a claim and of one without. A wrong
-    limit on hugepages is corrected after about five seconds.
+    """A wrong cpuset of a container, with or without a claim, is corrected after about a second. A wrong limit on
+    hugepages is corrected after about five seconds.
     """
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2), memory(16 * MIB), hugepages(2 * MIB))

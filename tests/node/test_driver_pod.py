@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's running containers agree with the rendered chart, according to the kernel's files and the runtime.
 
-Expected values are read from the rendered DaemonSet and not from its translation, so an error in the translation is
-noticed.
+The rig translates the rendered DaemonSet into calls to the runtime (kubelet_pod.py). The expected values are read from
+the DaemonSet itself, so the tests also detect errors in that translation.
 """
 
 import json
@@ -189,7 +189,7 @@ def test_the_runtime_masks_the_paths_that_a_kubelet_masks(pod: DriverPod) -> Non
 
 
 def test_every_probe_is_answered_at_the_pods_address(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """Startup, liveness and readiness probes of both containers succeed when made as a kubelet makes them."""
+    """Startup, liveness and readiness probes of both containers succeed when run as a kubelet runs them."""
     for container, wanted in each(pod, spec):
         kinds = [kind for kind in ("startup", "liveness", "readiness") if f"{kind}Probe" in wanted]
         assert kinds == ["startup", "liveness", "readiness"]

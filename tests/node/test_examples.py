@@ -141,7 +141,9 @@ def inside(box: Container) -> str:
 def check_cpus(
     cluster: Cluster, box: Container, records: list[AllocationRecord], own: frozenset[int], mode: str
 ) -> None:
-    """Checks that the container is alone on its CPUs, and that its claims are enforced as the mode promises."""
+    """Checks that the container has its CPUs to itself, and that its claims are enforced as expected in this mode: by a
+    partition or by the pool.
+    """
     beside = any(record.pool_cpus for record in records)
     allowed = box.cpus_allowed
     assert own <= allowed if beside else own == allowed
@@ -167,11 +169,11 @@ def wait_alone(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> None
 
 
 def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[str]:
-    """Returns the processes outside a cgroup that may run on some CPUs: only those in containers, or, with
-    `everything`, all those on the node.
+    """Returns the processes outside a cgroup that may run on the given CPUs: only those in pods, or, with `everything`,
+    all those on the node.
 
-    A kernel thread, which has no command line, may be bound to one CPU. The pool does not move a pod's pause process,
-    since it sleeps forever.
+    Kernel threads, which have no command line, are left out, since a kernel thread may be bound to one CPU. Without
+    `everything`, pause processes are left out, too: the pool does not move them, since they sleep forever.
     """
     top = CGROUPS if everything else CGROUPS / "kubepods.slice"
     found = []

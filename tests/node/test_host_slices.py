@@ -51,8 +51,8 @@ def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
 
 
 def test_a_killed_backend_leaves_host_daemons_free(cluster: Cluster) -> None:
-    """The backend is killed while a claim exists. The next one uses the original limits that the killed one has stored,
-    and restores them when the claim ends.
+    """The backend is killed while a claim exists. The restarted backend reads the original limits, which the killed
+    process had stored, and restores them when the claim ends.
     """
     before = allowed()
     db = cluster.pod(cpus(2, numa_node=1))

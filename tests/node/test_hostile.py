@@ -172,8 +172,8 @@ def test_a_container_that_hides_its_cgroup_files_is_moved(cluster: Cluster) -> N
 
 @contextmanager
 def mounted(cluster: Cluster) -> Iterator[None]:
-    """Mounts a tmpfs of 1 MiB for the run directory and the claim files. On a node, both are in /run, and therefore
-    also in a single tmpfs.
+    """Mounts a single tmpfs of 1 MiB for the run directory and the claim files. On a node, they share a tmpfs, too,
+    because both are in /run.
     """
     places = {RUN_DIRECTORY: SMALL / "run", CDI_DIRECTORY: SMALL / "cdi"}
     SMALL.mkdir(parents=True, exist_ok=True)

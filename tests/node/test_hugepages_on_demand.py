@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages on demand on a real kernel: the helper container of the rendered pod writes without capabilities."""
+"""Hugepages on demand on a real kernel: the helper container of the rendered pod writes nr_hugepages without
+capabilities.
+"""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,7 +30,7 @@ def pages(pool: Path) -> int:
 
 @pytest.fixture
 def at_boot() -> dict[Path, str]:
-    """Returns the number of pages in both pools before the driver frees those that no claim holds."""
+    """Returns the number of pages in both pools, read before the driver frees those that no claim holds."""
     return {pool: pool.read_text() for pool in (SMALL, LARGE)}
 
 

@@ -18,7 +18,7 @@ def root_of(container: DriverContainer) -> Path:
 
 
 def test_the_images_contain_this_source_and_no_tools(cluster: Cluster) -> None:
-    """The containers run this tree's source with byte code; they have no shell, pip or package manager."""
+    """The images contain this tree's source and its bytecode, but no shell, pip or package manager."""
     for name, container in cluster.instance.pod.containers.items():
         root = root_of(container)
         (packages,) = root.glob("opt/app/lib/python3*/site-packages")

@@ -20,7 +20,7 @@ CPUS = online_cpus()
 
 
 def device_interrupts() -> dict[str, str]:
-    """Returns the affinity of each interrupt that a driver handles."""
+    """Returns the affinity of each interrupt that a kernel device driver handles."""
     handled = [path for path in IRQS.iterdir() if path.is_dir() and any(one.is_dir() for one in path.iterdir())]
     return {path.name: (path / "smp_affinity_list").read_text().strip() for path in handled}
 

@@ -63,7 +63,7 @@ def words(cluster: Cluster, half: str) -> list[str]:
 
 
 def test_every_right_of_the_rendered_pod_is_tried(cluster: Cluster) -> None:
-    """A mount or capability that is added to the chart requires a message about its absence."""
+    """Every mount and capability of the rendered pod has an entry in MESSAGES; a new one needs an entry, too."""
     cluster.configure({})
     assert sorted(removals(cluster.objects)) == sorted(MESSAGES)
 

@@ -33,7 +33,9 @@ def mode(name: str, claim: Mapping[str, str] | None = None, **settings: Any) -> 
 
 
 def measure(box: Container, on: Collection[int]) -> Delays:
-    """Measures once, with an ordinary thread on each of the CPUs."""
+    """Runs cyclictest once in the container's cgroup, with a SCHED_OTHER thread on each of the CPUs, and returns the
+    measured delays.
+    """
     with inside(box.cgroup, cyclictest(on, every=500, seconds=SECONDS)) as process:
         return Delays.read(process.communicate()[0])
 

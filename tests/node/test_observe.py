@@ -40,8 +40,8 @@ def contents() -> dict[str, str]:
 @pytest.mark.core
 @pytest.mark.configuration(enforcement="observe")
 def test_observing_changes_nothing_and_enforcing_then_writes_what_was_reported(cluster: Cluster) -> None:
-    """All cgroups, interrupts, workqueues and pools are compared, with two running pods; then the driver is set to
-    enforce.
+    """While the driver only observes, with two pods running, the files of cgroups, interrupts, workqueues and hugepage
+    pools do not change. Once enforcement is enabled, the driver writes the reported values.
     """
     boxes = [cluster.node.pod(name).run() for name in ("web", "job")]
     instance = cluster.instance

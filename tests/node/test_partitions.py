@@ -91,7 +91,7 @@ def test_cpus_of_an_ended_claim_are_available_to_another_qos_class(cluster: Clus
     )
     first.end()
     for top in TOPS:
-        top.write("cpuset.cpus.exclusive", format_cpu_list(taken))  # as if a backend had died in between
+        top.write("cpuset.cpus.exclusive", format_cpu_list(taken))  # left over from a backend that was killed
     again = cluster.pod(cpus(2, numa_node=1), qos="guaranteed")
     box = again.run()
     assert again.cpus == taken
@@ -159,8 +159,8 @@ def test_an_invalidated_partition_is_repaired(cluster: Cluster) -> None:
 
 
 def test_a_changed_cpuset_of_a_partition_has_no_effect(cluster: Cluster) -> None:
-    """The kernel goes by cpuset.cpus.exclusive. Therefore only an audit of all containers, which is due every 60 s,
-    corrects the file.
+    """A partition's CPUs are determined by cpuset.cpus.exclusive, not by cpuset.cpus. The backend therefore corrects
+    cpuset.cpus only in its audit of all containers, which is due every 60 s.
     """
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()

@@ -61,7 +61,7 @@ class Plugin:
         return process.returncode, out.decode(), err.decode()
 
     async def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        """Returns the rows of a command as JSON."""
+        """Runs a command with ``-o json`` and returns the rows in its output."""
         code, out, err = await self.run(*arguments, "-o", "json")
         assert (code, err) == (0, "")
         found: list[dict[str, Any]] = json.loads(out)

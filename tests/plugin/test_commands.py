@@ -88,7 +88,7 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
 
 async def test_explain_tells_missing_devices_from_a_class_that_it_does_not_know(plugin: Plugin) -> None:
     """If no node publishes devices of the driver's class, the command reports that as the cause. A class that it does
-    not know may select any devices.
+    not know may select any devices, so the command reports that it cannot determine the free amount.
     """
     for one in list(plugin.server.store.select(SLICES)):
         plugin.server.store.delete(SLICES, "", one["metadata"]["name"])
@@ -114,7 +114,7 @@ async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: lis
 
 
 async def test_free_shows_resources_by_numa_node(plugin: Plugin) -> None:
-    """A claim reduces only the amount of its own NUMA node; a node that publishes nothing is an error."""
+    """A claim reduces the free amounts of its own NUMA node only; a node that publishes nothing is an error."""
     rows = await plugin.rows("free", NODE)
     told = [(row["numaNode"], row["cpus"], row["memoryBytes"]) for row in rows]
     assert told == [(0, 1, OFFERED[0] - GIB), (1, 4, OFFERED[1])]
@@ -165,7 +165,7 @@ async def test_the_namespace_is_a_column_only_with_all_namespaces(plugin: Plugin
 
 
 async def test_lists_are_limited_by_labels(plugin: Plugin) -> None:
-    """The labels are those of claims for ``claims``, and those of the Node objects for ``nodes`` and ``free``."""
+    """``claims`` filters by the labels of the claims, ``nodes`` and ``free`` by the labels of the Node objects."""
     document = prepared(INVENTORY.machine)
     document["metadata"] |= {"name": "labelled", "labels": {"app": "db"}}
     plugin.server.store.create(CLAIMS, "ns", document)

@@ -47,7 +47,7 @@ async def test_a_command_runs_on_the_node_and_its_status_is_passed_on(plugin: Pl
     ],
 )
 async def test_output_formats_of_status_are_passed_on(plugin: Plugin, words: list[str], passed: list[str]) -> None:
-    """The command on the node has the same formats. A table is its default and needs no flag."""
+    """The command on the node supports the plugin's output formats. A table is its default and needs no flag."""
     plugin.server.store.create(PODS, "numa", driver_pod())
     _, out, _ = await plugin.run("status", NODE, *words)
     assert json.loads(out)[5:] == ["--", "dra-frontend", "status", *passed]

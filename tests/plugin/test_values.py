@@ -40,7 +40,7 @@ ODD = st.recursive(
 
 @given(st.integers(0, 1 << 60), st.booleans())
 def test_quantities_are_parsed_as_in_the_driver(amount: int, binary: bool) -> None:
-    """Published values have the same meaning in the plugin."""
+    """When the plugin parses a quantity that the driver has formatted, the result is the original amount."""
     assert parse_quantity(quantity.format_quantity(amount, binary=binary)) == amount
 
 
@@ -163,7 +163,7 @@ def missing(use: ClaimName) -> list[str]:
 
 
 def slice_of(generation: int, *devices: dict[str, Any]) -> dict[str, Any]:
-    """Returns a slice of node-a's CPUs."""
+    """Returns a ResourceSlice with CPU devices of node-a."""
     pool = {"name": "node-a", "generation": generation, "resourceSliceCount": 1}
     return {"spec": {"driver": "dra.cpu", "nodeName": "node-a", "pool": pool, "devices": list(devices)}}
 
@@ -214,7 +214,7 @@ def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
 
 
 def test_the_nesting_limit_equals_the_drivers() -> None:
-    """The plugin is installed without the driver's packages, so it repeats the number."""
+    """The plugin is installed without the driver's packages, so it defines the limit itself."""
     assert MAX_NESTING == documents.MAX_NESTING
 
 
@@ -227,7 +227,7 @@ def test_documents_within_the_depth_limit_are_unchanged(value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, '"' * 999_999, '\\"' * 500_000], ids=range(3))
 def test_cutting_takes_linear_time(text: str) -> None:
-    """The time grows linearly with the length."""
+    """The time grows linearly with the length of the text."""
     began = time.thread_time()
     shallow(text)
     assert time.thread_time() - began < 2

@@ -90,8 +90,8 @@ class AilingNode:
         write_tree(small_machine(), self.root)
         for path, text in _HOST.items():
             self.host(path, text.replace("CGROUP", str(self.base / "cgroup")))
-        # The boot id marks the host root as that of this machine. As in a pod, the driver then finds the directories
-        # that are not under the host root at their own paths.
+        # The boot id shows the driver that the host root belongs to the running machine. As in its pod, the driver then
+        # uses the unchanged path of any directory that does not exist under the host root.
         self.host(BOOT, Path(BOOT).read_text())
         for path, text in _CGROUPS.items():
             self.cgroup(path, text)

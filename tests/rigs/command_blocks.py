@@ -31,7 +31,7 @@ _MARK: Final = re.compile(r"run on: (?P<place>node)|not run: (?P<reason>.+)")
 
 
 class MarkError(ValueError):
-    """The comment before a block is neither of the two known ones."""
+    """The comment before a block is neither ``run on: node`` nor ``not run: REASON``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Block:
         return f"docs/{self.page}.md:{self.line}"
 
     def script(self, values: Mapping[str, str]) -> str:
-        """Returns the block as a shell script, with the words that a reader fills in replaced by these values."""
+        """Returns the block as a shell script in which each placeholder is replaced with its value."""
         text = "\n".join(command for command, _ in self.commands())
         for word, value in values.items():
             text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)

@@ -73,7 +73,9 @@ def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """Returns the recorded cases: ``files``, and by release the settings in its dump, or null if it rejected them."""
+    """Returns the recorded cases. Each contains ``files`` and, for each release of containerd, the settings in the dump
+    of that release, or null if the release rejected the files.
+    """
     cases: list[dict[str, Any]] = json.loads(RECORDED.read_text())["cases"]
     return cases
 

@@ -62,7 +62,9 @@ class Claims:
         return ClaimName(meta["namespace"], meta["name"], meta["uid"])
 
     def forget(self, uid: str, how: str) -> None:
-        """Deletes a claim, replaces it with another of the same name, allocates it elsewhere, or deallocates it."""
+        """Changes a claim in the way that ``how`` selects: deletes it, replaces it with another claim of the same name,
+        allocates it on another node, or deallocates it.
+        """
         document = self.documents[f"claim-{uid}"]
         if how == "gone":
             del self.documents[f"claim-{uid}"]
@@ -158,7 +160,7 @@ class Frontend:
             self.enforce(active=active)
 
     async def counts_claims(self, _driver: str) -> bool:
-        """Returns True if the kubelet adds claims to limits."""
+        """Returns True if the kubelet adds the claimed amounts to the limits of pods and containers."""
         return self.counted
 
     def enforce(self, *, active: bool = True, complete: bool = True) -> None:

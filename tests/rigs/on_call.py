@@ -40,9 +40,10 @@ _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def plain(text: str) -> str:
-    """Returns output in the form that is compared: folded lines are joined, and UIDs and ages are replaced.
+    """Normalizes output for comparison: joins folded lines, and replaces UIDs and ages with placeholders.
 
-    Which of the two drivers' claims comes first depends on the order of files in a directory.
+    Messages about a memory claim are replaced with those about a CPU claim, because the order of files in a directory
+    determines which of the two a command reports first.
     """
     text = re.sub(r"not reported for \d+ s", "not reported for N s", _UID.sub("UID", text))
     for named, equivalent in _EITHER.items():

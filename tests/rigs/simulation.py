@@ -35,7 +35,7 @@ class KilledError(BaseException):
 
 
 class Process:
-    """A process on the node: it owns tasks, and dies with all of them."""
+    """A simulated process on the node. When it is killed, all of its tasks end."""
 
     def __init__(self) -> None:
         self.dead = False
@@ -65,8 +65,8 @@ _PROCESS: Final[ContextVar[Process | None]] = ContextVar("process", default=None
 
 
 class Disk(ThreadPoolExecutor):
-    """An executor that runs jobs for worker threads immediately, in the calling thread. ``root`` is the directory that
-    survives a process.
+    """An executor that runs jobs for worker threads immediately, in the calling thread. ``root`` is the directory whose
+    files are kept when a process is killed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -122,7 +122,7 @@ class Disk(ThreadPoolExecutor):
         return result
 
     def files(self) -> dict[Path, bytes]:
-        """Returns the content of every file except lock files, since a lock belongs to the file and not to its
+        """Returns the content of every file except lock files, because a lock is tied to the file itself, not to its
         content.
         """
         found = {}
@@ -169,7 +169,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 def simulate(disk: Disk, work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine, and everything that it starts, to completion."""
     loop = SimulatedLoop(disk)
-    # Tasks of killed processes end with an error that no code reads.
+    # Tasks of killed processes end with an exception that no code retrieves.
     loop.set_exception_handler(lambda _loop, _context: None)
     try:
         return loop.run_until_complete(work)

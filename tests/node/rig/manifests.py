@@ -34,7 +34,7 @@ every class by this name, even one without ``extendedResourceName``.
 
 
 def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
-    """Returns the metadata and spec of each pod that the objects describe, or that is created from them."""
+    """Yields the metadata and spec of each Pod among the objects, and of each pod template in the other objects."""
     for document in documents:
         if document["kind"] == "Pod":
             yield document
@@ -45,7 +45,7 @@ def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def _templates(value: Any) -> Iterator[Document]:
-    """Yields the pod templates at any depth in a part of an object: a JobSet or a LeaderWorkerSet nests them."""
+    """Yields the pod templates at any depth in a value, because those of a JobSet or a LeaderWorkerSet are nested."""
     if isinstance(value, list):
         for one in value:
             yield from _templates(one)

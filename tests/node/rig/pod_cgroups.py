@@ -72,7 +72,7 @@ class PodCgroups:
             group.directory.rmdir()
 
     def remove_all(self) -> None:
-        """Removes all of the kubelet's cgroups, deepest first. All containers must have been removed before."""
+        """Removes all of the kubelet's cgroups, deepest first. The caller must have removed all containers."""
         root = Cgroup(self.path("guaranteed"))
         if self.driver == "systemd":
             subprocess.run(["systemctl", "stop", "kubepods.slice"], check=False)
@@ -93,7 +93,9 @@ class PodCgroups:
 
 
 def _start_slice(unit: str, limits: Mapping[str, int]) -> None:
-    """Starts a slice. systemd must know the slice's limits, since it writes them again when a unit inside it starts."""
+    """Starts a slice with its limits as properties. systemd must know the limits, because it writes the slice's limits
+    again whenever a unit in the slice starts.
+    """
     properties = ["DefaultDependencies", "b", "false"]
     for name in ("MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"):
         properties += [name, "b", "true"]

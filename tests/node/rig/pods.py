@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods and containers as the kubelet creates them, as objects that tests use."""
+"""Objects through which tests create pods and containers in the same way as the kubelet."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ FOREVER = ("sleep", "2147483647")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The values that a kubelet writes into LinuxContainerResources; "" and 0 mean not given."""
+    """The values that a kubelet writes into LinuxContainerResources; "" and 0 mean that a value is not set."""
 
     cpus: str = ""
     mems: str = ""

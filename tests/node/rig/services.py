@@ -24,7 +24,7 @@ class Service(Process):
     """Position in the log at which the output since the latest start begins."""
 
     def start(self) -> Self:
-        """Starts the program and returns at once."""
+        """Starts the program and returns immediately."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._seen = self.log_file.stat().st_size if self.log_file.exists() else 0
         return super().start()
@@ -48,8 +48,8 @@ class Service(Process):
             return file.read().decode(errors="replace")
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
-        """Waits until the log since the latest start contains `text`; fails at once if the process exits before
-        that.
+        """Waits until the log since the latest start contains `text`; fails immediately if the process exits
+        before that.
         """
 
         def there() -> bool:

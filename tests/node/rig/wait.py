@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str, within: float = 30.0, every: float = 0.1) -> T:
-    """Repeats the call until its result is true and returns the result. Raises TimeoutError with `what` after `within`
-    seconds.
+    """Repeats the call until its result is true and returns the result. After `within` seconds, raises a TimeoutError
+    whose message contains `what`.
     """
     within *= PATIENCE
     deadline = time.monotonic() + within

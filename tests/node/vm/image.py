@@ -26,7 +26,7 @@ def owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def layer(pairs: list[tuple[Path, str]]) -> bytes:
-    """Returns a tar with every source at its destination; the same input gives the same bytes."""
+    """Returns a tar archive with every source at its destination. Identical input results in identical bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for source, destination in pairs:
@@ -40,7 +40,7 @@ def layer(pairs: list[tuple[Path, str]]) -> bytes:
 
 
 class Archive:
-    """An OCI image layout being filled with content-addressed blobs."""
+    """An OCI image layout whose content-addressed blobs are collected in memory before it is written."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}

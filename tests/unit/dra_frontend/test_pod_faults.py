@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service and the commands in the pod report missing parts of the pod in the same way."""
+"""The service and the commands in the pod report the pod's faults, such as a missing token, in the same way."""
 
 from dataclasses import replace
 

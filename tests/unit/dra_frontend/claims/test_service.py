@@ -48,8 +48,8 @@ async def test_prepare_returns_the_device_ids_from_the_file(node: Frontend, api:
 
 
 async def test_claims_are_not_prepared_without_enforcement(tmp_path: Path, api: Claims) -> None:
-    """The error is clear, and is returned early enough for the kubelet to retry. If the backend reports while Prepare
-    is waiting, the claim is prepared.
+    """The error names the cause, and is returned early enough for the kubelet to retry. If the backend's report arrives
+    while Prepare is waiting, the claim is prepared.
     """
     instance = Frontend(tmp_path, api=api, enforced=False)
     api.add(claim("u", cpus(1)))
@@ -270,8 +270,8 @@ async def test_whether_the_kubelet_counts_a_claim_is_fixed_when_it_is_prepared(n
 
 
 async def test_a_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """The current configuration publishes no node-allocatable mapping, although the API server may still have slices
-    that were published with one by an earlier configuration.
+    """With the current configuration, slices contain no node-allocatable mapping, although the API server may still
+    have slices that were published with a mapping before the configuration changed.
     """
     node = Frontend(tmp_path, api=api, config=Config(reserved_cpus=frozenset({0})))
     node.counted = True

@@ -163,7 +163,7 @@ async def test_a_release_by_another_instance_is_not_a_loss(tmp_path: Path, other
     for _ in range(2):
         await old.look()
     assert not old.file("u1").exists()
-    # With this many claims, the test takes longer than a lease lasts.
+    # With 600 other claims, the lease may expire during the test, and CPUs are freed only while the lease is live.
     assert others or old.store.ledger.held_cpus() == frozenset()
 
 
@@ -470,7 +470,7 @@ async def test_a_scan_is_due_whenever_a_file_may_have_changed(tmp_path: Path) ->
     (tmp_path / "cdi").mkdir()
     node, other = Frontend(tmp_path), Frontend(tmp_path)
     await node.store.transact(lambda t: None)
-    await asyncio.sleep(0.02)  # within one clock tick, a file may change without a new modification time
+    await asyncio.sleep(0.02)  # a change within one clock tick may leave the modification time unchanged
     await node.store.transact(lambda t: None)
     assert (node.store.is_settled, node.store.has_files) == (True, False)
     await write(other)

@@ -77,8 +77,8 @@ def test_devices_list_their_cpus_for_an_external_allocator() -> None:
 
 @pytest.mark.parametrize("config", [Config(), Config(allocator="external", cpu_device_mode="individual")])
 def test_other_configurations_publish_no_cpu_lists(config: Config) -> None:
-    """A device with a single CPU already has the CPU's number, and claims for which this driver chooses the CPUs do not
-    need the list.
+    """A device with a single CPU already has an attribute with the CPU's number. If this driver chooses the claims'
+    CPUs, no scheduler needs the lists.
     """
     for device in build_inventory(machine(), config, "n").pools[0].devices:
         assert not {CPU_IDS, SMT_LAYOUT} & device.attributes.keys()

@@ -309,8 +309,8 @@ def test_withheld_cpus_stay_the_same_and_avoid_claims(found: Machine, count: int
 
 @pytest.mark.parametrize("name", ["", "Upper", "a_b", "a/b", "-a", "a..b", "a" * 241])
 def test_a_node_name_that_makes_invalid_pool_names_is_rejected(name: str) -> None:
-    """Otherwise, the server would reject each slice individually. The error appears only once, when the service
-    starts.
+    """If such a name were accepted, the API server would reject every slice with a separate error. Instead, there is a
+    single error when the service starts.
     """
     with pytest.raises(InventoryError, match="node name"):
         build_inventory(machine(), config(), name)

@@ -60,7 +60,9 @@ def offered(found: Machine, kubelet: int | None, config: Config | None = None) -
 
 
 def test_the_kubelets_reserve_is_split_by_node_size() -> None:
-    """The reserve is split in whole capacity steps. Hugepages are excluded, since they have their own devices."""
+    """Each node's share is a multiple of the capacity step. The plain memory on offer does not include hugepages, since
+    they have their own devices.
+    """
     reserve = memory_reserve(uneven(12 * GIB, 4 * GIB, huge=1024), Config(), 2 * GIB)
     assert (reserve.source, reserve.by_node) == ("kubelet", {0: 1536 * MIB, 1: 512 * MIB})
     assert offered(uneven(12 * GIB, 4 * GIB, huge=1024), 2 * GIB) == [8704 * MIB, 3584 * MIB]

@@ -55,7 +55,7 @@ def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def assert_canonical(devices: list[dict[str, Any]]) -> None:
-    """Asserts that quantities are spelled as the server spells them and that a shared device has exactly one capacity,
+    """Asserts that quantities have the server's canonical format and that a shared device has exactly one capacity,
     with a request policy.
     """
     for device in devices:
@@ -232,8 +232,8 @@ def test_many_devices_are_split_into_slices_of_64() -> None:
 
 
 def test_a_single_cpu_is_not_shared() -> None:
-    """A device with one CPU is named after the CPU's number and cannot be shared. A machine with 511 such devices has
-    eight slices.
+    """A device with one CPU is named after that CPU and cannot be shared. A machine with 511 such devices has eight
+    slices.
     """
     config = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
     documents = published(build_inventory(machine(2, 4, 4, 8, 2), config, "n"))["n"]

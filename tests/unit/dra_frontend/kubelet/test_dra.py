@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values are converted to and from the DRA service's messages. The results are checked against an independent copy of
-the message definitions.
+"""The DRA service's requests are parsed, and its responses are built. The results are checked against an independent
+copy of the protobuf definitions.
 """
 
 import pytest
@@ -34,7 +34,7 @@ def test_claims_are_parsed_from_both_versions_and_both_calls() -> None:
 
 
 def test_subrequests_are_stripped() -> None:
-    """With a name like ``req/sub``, the kubelet would silently inject nothing."""
+    """If a response contained a name like ``req/sub``, the kubelet would inject no device and report no error."""
     device = PreparedDevice("cpus/big", "p", "d", ("i",))
     (sent,) = written(u=Answer((device,))).claims["u"].devices
     assert list(sent.request_names) == ["cpus"]

@@ -90,8 +90,8 @@ async def test_a_permanent_error_delays_no_caller(answer: Exception) -> None:
 
 
 async def test_an_error_right_after_startup_is_retried() -> None:
-    """A server that has just started does not know any roles or tokens yet. If the frontend fell back to the default
-    immediately, it would publish a value and withdraw it later.
+    """An API server that has just started may deny requests because it has not loaded roles and tokens yet. If the
+    frontend fell back to the default reserve immediately, it would publish a capacity and soon have to change it.
     """
     server = Server()
     server.refusals = 2

@@ -134,7 +134,9 @@ async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> 
 
 
 async def test_a_call_with_too_many_claims_is_rejected_as_a_whole(short_root: Path) -> None:
-    """Each claim causes an API server request or a disk write. The next call is served."""
+    """The number of claims in a call is limited, because each claim causes an API server request or a disk write. After
+    the rejected calls, a call with the maximum number of claims is served.
+    """
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     door = Door()
     async with KubeletPlugin("dra.cpu", door, paths):

@@ -24,14 +24,14 @@ def each(path: str, *texts: str | None) -> Changes:
 
 
 def cores(machine: Machine) -> list[list[int]]:
-    """Returns the cores in the form that the report uses."""
+    """Returns the CPU numbers of each core as ``inspect`` reports them."""
     found: list[list[int]] = report(machine)["cores"]
     return found
 
 
 def test_without_a_cpu_list_the_online_files_are_read() -> None:
-    """A CPU without an `online` file cannot be unplugged. All other CPUs report their state in that file. isolcpus= may
-    contain any CPU number.
+    """A CPU without an `online` file cannot be taken offline. All other CPUs report their state in that file. If
+    isolcpus= contains the number of a CPU that does not exist, that number is ignored.
     """
     machine = look({"online": None, "cpu1/online": "1\n", "cpu6/online": "0\n", "cpu6/topology": None})
     assert machine.online == {0, 1, 2, 3, 4, 5, 7}
@@ -80,7 +80,8 @@ def test_every_variant_of_the_sibling_files_is_read(name: str) -> None:
     ("changes", "found", "smt"),
     [
         (each("topology/core_cpus", *["0f"] * 4, *["f0"] * 4), [[0, 1, 2, 3], [4, 5, 6, 7]], True),
-        # Whether there is SMT depends on the CPUs that claims can get, not on the processor's capabilities.
+        # If only one thread of every core is online, the machine is treated as having no SMT, even if the processor
+        # supports it.
         ({"online": "0,2,4,6", **{f"cpu{c}/topology": None for c in (1, 3, 5, 7)}}, [[0], [2], [4], [6]], False),
         # A CPU without a topology directory belongs to the core of the CPUs whose masks contain it.
         ({"cpu3/topology": None}, [[0, 1], [2, 3], [4, 5], [6, 7]], True),
@@ -107,8 +108,8 @@ IDS = "topology/physical_package_id"
         ({f"cpu2/{IDS}": "1\n"}, 1, f"cpu2/{IDS}: is 1, but CPU 0 of the same package has a different ID"),
         ({"cpu3/topology": None}, 1, ""),
         (each("topology", None), 0, ""),
-        # POWER and s390 report -1, and s390 repeats IDs in each book, so packages are numbered by their lowest-numbered
-        # CPU.
+        # POWER and s390 report -1, and on s390 the same IDs appear in every book, so packages are numbered in the order
+        # of their lowest-numbered CPUs.
         (each(IDS, "-1\n"), 1, ""),
         (each(IDS, "5\n"), 1, ""),
         # Without masks, packages are determined by their IDs alone, and the IDs may have gaps.
@@ -180,15 +181,16 @@ def pmus(**cpus: str) -> Changes:
         # are only a few percent faster than the others, have the same type.
         (each("cpu_capacity", "1024", "1017", "997", "1024", "731", "718", "250", "446"), 4),
         (each("cpu_capacity", "1024\n"), 8),
-        # Without a type, base frequencies distinguish core types (i9-13900), whatever the maximum frequencies are.
+        # If the kernel reports neither core types nor capacities, base frequencies distinguish core types (i9-13900),
+        # whatever the maximum frequencies are.
         (
             each("cpufreq/base_frequency", *["2000000"] * 4, *["1500000"] * 4)
             | each("cpufreq/cpuinfo_max_freq", "5000000"),
             4,
         ),
         (each("acpi_cppc/nominal_freq", *["2500"] * 4, *["1800"] * 4), 4),
-        # Otherwise, maximum frequencies distinguish them (i9-12900H). Favoured cores (i7-6950X) do not have a different
-        # type.
+        # If base frequencies are missing or do not differ, maximum frequencies distinguish core types (i9-12900H).
+        # Favoured cores (i7-6950X) do not have a different type.
         (each("cpufreq/cpuinfo_max_freq", *["5000000"] * 4, *["3800000"] * 4), 4),
         (each("cpufreq/cpuinfo_max_freq", "4000000", *["3500000"] * 7), 8),
         (each("cpufreq/base_frequency", *["2450000"] * 4, *["2445000"] * 4), 8),

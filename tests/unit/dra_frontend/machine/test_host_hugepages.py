@@ -46,9 +46,10 @@ def test_the_cgroup_of_all_pods_is_found(directory: str, found: str | None, tmp_
     [
         (["total=6291456 N0=2097152 N1=4194304\n"], PodPages({0: 2097152, 1: 4194304})),
         (["total=0 N0=0\n"], PodPages({0: 0})),
-        # A removed cgroup's pages were charged to its parent, but without the counts per NUMA node.
+        # When a cgroup is removed, its pages are charged to its parent, but the parent's counters for the NUMA nodes
+        # do not change.
         (["total=6291456 N0=2097152 N1=0\n"], PodPages({0: 2097152, 1: 0}, unplaced=4194304)),
-        # When the pages were freed afterwards, the parent's counter went below zero.
+        # When a removed cgroup's pages are freed, its parent's counter for the NUMA node goes below zero.
         (["total=0 N0=18446744073707454464\n"], PodPages({0: 0})),
         (["nonsense\n"], None),
         ([None], None),

@@ -111,7 +111,7 @@ def test_nodes_have_cpus_or_system_memory(
 
 @pytest.mark.parametrize("status", ["Node:      1\n", "Node: -1\n", "Status: disabled\n", ""])
 def test_a_gpu_without_its_own_node_hides_no_memory(status: str) -> None:
-    """A GPU that refers to no node, or to a node with CPUs, does not remove any memory."""
+    """If a GPU's status file names no node, or a node with CPUs, no memory is left out because of that GPU."""
     assert list(look(gpu(status)).numa_nodes) == [0, 1]
 
 

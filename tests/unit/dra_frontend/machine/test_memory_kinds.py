@@ -36,7 +36,7 @@ FAR = MemoryFacts(has_cpus=False, normal=False)
         (replace(FAR, bus=MemoryKind.PERSISTENT, special_purpose=True), MemoryKind.PERSISTENT),
         # CXL memory with the bandwidth of HBM is still CXL.
         (replace(FAR, bus=MemoryKind.CXL, bandwidth=900, tier=1), MemoryKind.CXL),
-        # A node with CPUs also has memory other than the CXL device's.
+        # A node with CPUs also has memory that does not come from the CXL device, so its memory is of unknown kind.
         (replace(CPUS, bus=MemoryKind.CXL), MemoryKind.UNKNOWN),
         # If the node has a memory-side cache, its performance and tier describe the cache, not the memory.
         (replace(FAR, side_cache=True, bandwidth=900), MemoryKind.UNKNOWN),

@@ -21,7 +21,7 @@ GROUPED: tuple[Literal["l3", "socket", "numanode"], ...] = ("l3", "socket", "num
 
 
 def homes(machine: Machine) -> dict[str, dict[int, str]]:
-    """Returns each CPU's device, by ``groupBy``."""
+    """Returns, for each value of ``groupBy``, the name of each CPU's device."""
     pools = {by: build_inventory(machine, Config.model_validate({"groupBy": by}), "n").pools[0] for by in GROUPED}
     return {
         by: {cpu: one.name for one in pool.devices if isinstance(one, CpuDevice) for cpu in one.cpus}
@@ -77,8 +77,8 @@ def test_names_do_not_change_while_the_process_runs(
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_names_do_not_change_after_a_restart(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
-    """If at least one socket and one L3 are complete, starting with some CPUs offline results in the same names as
-    starting with all CPUs online.
+    """If all CPUs of at least one socket and of at least one L3 are online at startup, the names are the same as after
+    a start with all CPUs online.
     """
     first = discover(tree(name))
     whole = data.draw(st.sampled_from(sorted(first.online)))
@@ -109,7 +109,7 @@ def test_one_complete_group_completes_a_regular_machine(
 
 def test_numbers_are_never_shared() -> None:
     """Two groups never get the same number, even if the kernel's IDs repeat on every socket or earlier numbers are
-    kept. Irregular groups are used as they are.
+    kept. If the groups have no regular shape, no offline CPUs are added to them.
     """
     two = [frozenset({0, 1}), frozenset({2, 3})]
     assert numbered(two, frozenset(range(4)), dict.fromkeys(two, 7), {}) == {0: 0, 1: 0, 2: 2, 3: 2}

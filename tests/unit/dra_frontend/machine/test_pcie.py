@@ -50,8 +50,9 @@ def test_a_device_lists_the_roots_near_its_cpus() -> None:
 
 
 def test_distant_roots_are_not_listed() -> None:
-    """The server rejects an empty list. Reserved and offline CPUs contribute no root, and neither does a removed
-    bridge. Without the setting in the configuration, there is no list, since the feature gate for lists is alpha.
+    """A device without nearby roots has no list, because the server rejects an empty one. Reserved and offline CPUs
+    contribute no root, and neither does a removed bridge. Lists are published only with ``exposePCIeRoots``, since the
+    feature gate for lists is alpha.
     """
     gone = {"/sys/devices/pci0000:40/uevent": ""}
     files = {**root("0000:00", "0\n"), **root("0000:80", "4-7,64-127\n"), **gone}

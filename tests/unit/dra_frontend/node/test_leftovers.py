@@ -81,7 +81,9 @@ def test_sockets_of_running_instances_stay(places: Places) -> None:
 
 
 def test_foreign_files_stay(places: Places) -> None:
-    """Covers other names, other file types, links, and directories with other content."""
+    """Sockets whose names do not match the driver's patterns, regular files, links, directories that do not belong to
+    an instance, and directories that contain anything other than sockets are left alone.
+    """
     dead(places.plugins / "dra.sock")
     dead(places.plugins / "csi.sock")
     dead(places.registry / f"dra.cpu-{OTHER}-reg.sock")
@@ -102,8 +104,8 @@ def test_foreign_files_stay(places: Places) -> None:
 
 
 def test_a_socket_that_does_not_listen_yet_stays_for_a_while(places: Places) -> None:
-    """A new socket is bound under a hidden name before it listens. A file's ctime cannot be set, so the socket is never
-    older than the test itself.
+    """A new socket is bound under a hidden name before it listens. A file's ctime cannot be set, so the test cannot
+    make the socket old enough to be removed.
     """
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(places.plugins / ".0a1b2c"))

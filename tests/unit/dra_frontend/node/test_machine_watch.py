@@ -94,8 +94,8 @@ async def test_an_unchanged_machine_costs_one_fingerprint_per_read() -> None:
 
 
 async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
-    """The second reading shows which pages a pod has freed since the first one. It is not needed if all pages are
-    free.
+    """The pods' page counts are read a second time to find the pages that a pod has freed since the first time. This is
+    not needed if all pages are free.
     """
     host = Host(small_machine())
     pods = Host(MemoryTree({f"/kubepods/hugetlb.{size}.numa_stat": b"total=0" for size in ("2MB", "1GB")}))
@@ -368,7 +368,9 @@ class Restless(MemoryTree):
 
 @pytest.mark.parametrize("pages", [[0, 56], [56, 0]])
 async def test_pages_that_a_pod_allocates_between_two_reads_are_not_the_hosts(pages: list[int]) -> None:
-    """Pods are read before and after the machine. Pages that pods hold in either reading do not count as the host's."""
+    """The pods' page counts are read both before and after the machine. Pages that pods hold at either time do not
+    count as the host's.
+    """
     rig = Rig()
     watch = MachineWatch(rig.host, Restless([*pages]), Config(), "n", lambda: Ledger({}))
     await watch.read()

@@ -34,7 +34,7 @@ def test_a_check_has_its_own_timeout(hung: Callable[[float, float], HelperPools]
 
 
 def test_a_write_waits_longer_than_the_requested_time(hung: Callable[[float, float], HelperPools]) -> None:
-    """The client adds its timeout for writes to the requested time, not the shorter timeout for checks."""
+    """The client waits for the requested time plus its timeout for writes. Its timeout for checks does not apply."""
     with pytest.raises(HelperError, match="timed out"):
         hung(SHORT, LONG).shrink(0, MIB2, 0)
     with pytest.raises(HelperError, match="timed out"):

@@ -121,7 +121,7 @@ def test_a_malformed_request_is_answered_and_changes_nothing(rig: Rig, how: str)
 @given(st.text(), st.text())
 @example("\x1f" * 6, "\x1f" * 6)
 def test_a_response_fits_into_one_message(subject: str, problem: str) -> None:
-    """Strings of any length and content are cut, not rejected."""
+    """Strings that are too long are truncated, not rejected, whatever their content."""
     answer = PoolAnswer.of_problem(subject * 100, problem * 100)
     data = answer.model_dump_json().encode()
     assert len(data) <= MAX_RESPONSE_BYTES

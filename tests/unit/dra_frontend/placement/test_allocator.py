@@ -142,8 +142,8 @@ def test_invariants_hold_for_any_history_on_every_machine(name: str, asks: list[
 
 @given(machines(), st.data())
 def test_no_more_l3_groups_than_necessary(found: Machine, data: st.DataObject) -> None:
-    """On one NUMA node, the claim is spread over the minimum number of L3 groups: as many as it takes if the groups
-    with the most free CPUs are used first.
+    """On one NUMA node, the claim is spread over the minimum number of L3 groups. This is the number of groups that are
+    needed if those with the most free CPUs are used first.
     """
     node = data.draw(st.sampled_from([node.cpus for node in found.numa_nodes.values() if node.cpus]))
     free = data.draw(st.frozensets(st.sampled_from(sorted(node)), min_size=1))
@@ -170,7 +170,8 @@ def test_a_claim_that_fits_into_one_group_is_not_spread(found: Machine, data: st
         placed = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) is not None)
         places = by(found, placed, lambda cpu, level=level: getattr(cpu, level))  # type: ignore[misc] # bound at once
         if not any(len(cpus) >= count for cpus in places.values()):
-            # If no NUMA node can hold the claim, an L3 that spans two nodes does not count as a group within one.
+            # If no group at this level can hold the claim, smaller levels are not checked. In particular, an L3 that
+            # spans two NUMA nodes is not checked if neither node can hold the claim.
             break
         [place] = {getattr(found.cpus[cpu], level) for cpu in got}
         inside = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) == place)
@@ -238,7 +239,8 @@ SPREAD = CpuParameters(strategy="spread")
 @pytest.mark.parametrize(
     ("found", "gone", "count", "wish", "expected"),
     [
-        # Core IDs repeat on every socket. A claim for whole cores stays on its node and still gets whole cores.
+        # Core IDs repeat on every socket. Even so, a claim that whole cores can satisfy exactly gets whole cores, all
+        # on the device's NUMA node.
         (TWO_SOCKETS, "", 1, None, "0"),
         (TWO_SOCKETS, "0", 4, None, "1-2,9-10"),
         (TWO_SOCKETS, "0", 2, None, "1,9"),
@@ -253,8 +255,8 @@ SPREAD = CpuParameters(strategy="spread")
         (ONE_L3, "", 3, SPREAD, "0-2"),
         (ONE_L3, "", 6, SPREAD, "0-5"),
         (ONE_L3, "0", 3, SPREAD, "1-3"),
-        # If a single L3 is required, the allocator chooses the one in which the claim uses both threads of the fewest
-        # cores.
+        # If a single L3 is required, the allocator chooses the L3 in which the fewest cores have to provide both of
+        # their threads.
         (MIXED, "", 4, CpuParameters(strategy="spread", l3="required"), "2-5"),
     ],
 )

@@ -167,8 +167,8 @@ ANSWER = {"instance": "pod/1", "readsChanges": True}
 
 
 async def test_the_backend_reports_its_state(endpoint: Endpoint) -> None:
-    """A single request contains the lease, the metrics and all containers. The response contains the generation that
-    the frontend now has.
+    """A single request contains the lease, the metrics and all containers. The response contains the generation of the
+    containers that the frontend has stored.
     """
     metrics = [{"name": "active", "samples": [{"value": 1}]}]
     lease = {**LEASE, "generation": 7, "metrics": metrics}

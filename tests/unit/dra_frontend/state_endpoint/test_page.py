@@ -178,7 +178,7 @@ def test_a_request_with_a_foreign_host_name_is_rejected(hosts: tuple[str, ...], 
 
 
 def test_the_tcp_port_is_read_only() -> None:
-    """Other methods and the state socket's paths are rejected."""
+    """PUT, POST and DELETE requests are rejected, and so are requests for the state socket's paths."""
     state = populated("2i386-2t-hugepagesizecount")
     assert set(browser_endpoints(state)) >= {"/", "/v1/node", "/page.js"}
     assert not set(browser_endpoints(state)) & {"/v1/backend", "/v1/records", "/v1/claims", "/metrics"}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which claims a container may use: the container's environment is evidence, but the claim records
-are authoritative.
+"""How the backend determines which claims a container may use: the container's environment is evidence, but the claim
+records are authoritative.
 """
 
 import pytest
@@ -63,8 +63,8 @@ def test_a_container_is_entitled_only_to_the_requests_that_it_names() -> None:
 def test_the_union_variable_for_several_requests_is_added_and_accepted() -> None:
     """Launchers read DRA_CPUSET_<uid>.
 
-    The backend adds the variable to the container, so the runtime includes it in all later messages. It is accepted
-    there, but does not count as evidence of a claim.
+    The backend adds the variable to the container, so the runtime includes it in all later messages. The backend
+    accepts it in these messages, but does not count it as evidence of a claim.
     """
     entitlement = entitlement_for(env_of(TWO), TWO)
     assert entitlement.env == {"DRA_CPUSET_c2": "2-3,6"}

@@ -101,8 +101,8 @@ def test_parameters_that_cannot_be_enforced_are_a_fault(
 
 @pytest.mark.parametrize(("one", "other", "hidden"), [("/h", "/h", True), ("/h/a", "/h", True), ("/h", "/h-a", False)])
 def test_a_mount_that_hides_another_claims_mount_is_a_fault(one: str, other: str, hidden: bool) -> None:
-    """Each of the two claims is valid by itself, and only the backend sees both. If a request has two nodes, both nodes
-    share one mount.
+    """Each of the two claims is valid by itself, and only the backend sees both. A request for memory on two NUMA nodes
+    has a single mount.
     """
     records = [
         memory_record(uid, ("r", 0, TWO, TWO), ("r", 1, TWO, TWO), r={"mount": MemoryMount(path=path)})

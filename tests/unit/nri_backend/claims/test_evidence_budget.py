@@ -69,7 +69,7 @@ def test_any_environment_is_checked_within_the_time_of_a_hook(message: pb.Contai
 
 
 def test_a_snapshot_of_containers_with_large_environments_is_checked_in_time(message: pb.Container) -> None:
-    """The runtime sends its containers in several messages, and all of them are authorized at once."""
+    """The runtime sends its containers in several messages, and all of them are authorized together."""
     sent = read_container(message)
     claims = Claims(files_of(ONE, TWO))
 

@@ -104,8 +104,8 @@ def test_the_answer_to_an_update_has_hugepages_only_if_the_update_had_them() -> 
     ],
 )
 def test_a_pool_members_stored_cpus_are_corrected_to_the_pool(stored: str, eager: str, lazy: str) -> None:
-    """If the pool grows lazily, stored CPUs that are in the pool stay the same, because the runtime writes what it has
-    stored.
+    """The runtime also writes each update to the container's cgroup. If the pool grows lazily, an update therefore
+    contains only those stored CPUs that are in the pool, or the whole pool if none of them are.
     """
     one = container("c", cpus=stored)
     for is_lazy, update in ((False, eager), (True, lazy)):

@@ -34,8 +34,8 @@ KERNEL_SHOWS_NO_PROCESS = {Event.EMPTY, Event.CGROUP_GONE, Event.START_REJECTED}
 
 
 def test_phases_and_events_are_hashed_in_c() -> None:
-    """Each pool change looks up phases tens of thousands of times, which would be slow with hash methods written in
-    Python.
+    """Phases are looked up tens of thousands of times for each pool change, which would be slow with hash methods
+    written in Python.
     """
     assert {type(one).__hash__ for one in (*Phase, *Event)} == {object.__hash__}
 
@@ -56,8 +56,8 @@ def test_an_unknown_event_in_the_table_is_an_error_at_import() -> None:
 
 
 def test_every_phase_is_in_exactly_one_group() -> None:
-    """The groups are pending, running, ending and over. VANISHED belongs to the last group, but the kernel is still
-    checked for the container's processes.
+    """The groups are pending, running, ending and over. VANISHED belongs to the last group, but the backend still
+    asks the kernel whether the container has a process.
     """
     groups = [PENDING, MAY_RUN, OCCUPYING - MAY_RUN, OVER]
     assert sum(map(len, groups)) == len(Phase)

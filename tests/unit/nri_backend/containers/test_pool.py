@@ -101,8 +101,8 @@ DAMAGED = ClaimFile("dra.cpu", "d", None, frozenset({1}), "damaged")
 def test_a_claim_is_held_unless_the_kernel_enforces_it(
     claims: tuple[ClaimFile, ...], by: tuple[Tracked, ...], mode: Literal["auto", "pool"], pool: str, held: str
 ) -> None:
-    """In pool mode, every claim is held. In partition mode, a claim is held only if it is shared or damaged, or while
-    its running container is not a partition.
+    """In pool mode, the CPUs of every claim are held. In partition mode, a claim's CPUs are held only if the claim is
+    shared or damaged, or while its running container is not a partition.
     """
     result = divided(*claims, by=by, mode=mode)
     assert (result.shared, result.held) == (parse_cpu_list(pool), parse_cpu_list(held))

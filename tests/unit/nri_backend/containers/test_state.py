@@ -91,8 +91,8 @@ def test_a_lazy_pools_member_is_misplaced_only_on_cpus_outside_the_pool() -> Non
 
 
 def test_only_other_containers_on_the_claimed_cpus_overlap() -> None:
-    """Containers whose CPUs have not been read yet count as well. The claim container itself, its earlier instances,
-    containers that have exited, and containers that share the claim do not count.
+    """Containers whose CPUs have not been read yet also count as overlapping. The claim container itself, its earlier
+    instances, containers that have exited, and containers that share the claim do not.
     """
     state = node(ONE)
     claim = state.authorized(tracked_as(pod(), container("new", *env_of(ONE))))
@@ -138,7 +138,8 @@ def test_a_rejected_container_gets_the_claim_after_its_owner_has_ended(end: str)
 def test_a_claims_first_user_owns_it_across_restarts() -> None:
     """The owner is identified by pod and container name, not by the container's ID.
 
-    When the owner exits, the claim does not pass to another pod; only a new record can give it to one.
+    When the owner exits, the claim does not pass to another pod. Another pod can get the claim only once the claim has
+    a new record.
     """
     both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
     state = node(both)
@@ -207,8 +208,8 @@ def test_shares_are_recomputed_only_for_changed_files() -> None:
 
 
 def test_claim_files_are_set_quickly_with_many_orphans() -> None:
-    """Claim files are set often, because the frontend restores lost records one by one and every hook reads the claim
-    files.
+    """The claim files in the state are updated often, because the frontend restores lost records one by one and every
+    hook reads the claim files.
     """
     state = node()
     for number in range(250):

@@ -65,7 +65,9 @@ async def test_the_audit_repairs_changed_files_and_counts_the_repairs(node: Node
 
 
 async def test_repairs_are_logged_with_the_container_and_the_file(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """An alert on repairs names only the node. The log names what was changed, in a limited number of lines."""
+    """An alert on repairs names only the node. The log also names the container and the changed file. The number of log
+    lines is limited.
+    """
     claim = await node.run("claim", *node.claim(ONE))
     counters = node.counts.counters
     for _ in range(REPAIR_LINES + 2):
@@ -429,7 +431,7 @@ async def idle_node(node: Node) -> list[bool]:
 
 
 def next_tick(node: Node) -> float:
-    """Returns the seconds until the audit's next tick."""
+    """Returns the number of seconds until the audit's next tick."""
     auditor = node.enforcer._auditor
     return auditor._next.tick - auditor._deps.clock()
 

@@ -37,7 +37,7 @@ class CountingTree(KernelTree):
 
 
 async def test_unchanged_files_are_compared_but_not_parsed_again(memory: Path) -> None:
-    """This includes the files with the limits of pods, of which a node has hundreds. A changed file is repaired."""
+    """The same applies to the files with the pods' limits; a node has hundreds of pods. A changed file is repaired."""
     node = Node(memory, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)

@@ -177,7 +177,7 @@ CASES = {
 async def test_limits_do_not_depend_on_whether_the_kubelet_counts_claims(
     memory: Path, name: str, release: str, gate: bool, keeps: bool
 ) -> None:
-    """Nor do the limits depend on whether the runtime keeps the kubelet's hugepage limits."""
+    """The limits are also the same whether or not the runtime keeps the kubelet's hugepage limits."""
     claim_pod, expected = CASES[name]
     shown = await run_pod(memory, claim_pod, release, gate=gate, keeps=keeps)
     assert {name: {file: shown[name][file] for file in files} for name, files in expected.items()} == expected

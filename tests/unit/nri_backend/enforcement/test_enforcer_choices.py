@@ -40,8 +40,9 @@ async def test_with_partitions_starting_a_container_without_claims_needs_no_thre
     """The guard's two files are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
-        # While the container is being started, no thread may be needed for an audit, or for reading the CDI directory
-        # again because its timestamp is recent. The second audit follows once the runtime has connected.
+        # An audit needs a thread, and so does reading the CDI directory again, which is necessary while the directory's
+        # timestamp is recent. The test ensures that neither occurs while the container is being started. The second
+        # audit follows once the runtime has connected.
         await eventually(lambda: node.counts.counters["audits"] >= 2)
         node.enforcer._auditor._next.tick += 1000
         await node.enforcer.claim_files.refresh(thorough=True)

@@ -198,8 +198,8 @@ async def test_a_pods_problem_ends_with_the_pod(node: Node) -> None:
 
 
 async def test_a_memory_policy_is_rejected_with_a_runtime_that_cannot_set_one(node: Node) -> None:
-    """The message gives the runtime's version and the remedy. With NRI 0.12, the policy is part of the answer, and the
-    cpuset has no nodes.
+    """The message gives the runtime's version and the remedy. With NRI 0.12, the answer contains the policy, but no
+    NUMA nodes for the cpuset.
     """
     env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")

@@ -169,8 +169,9 @@ async def test_after_the_maximum_number_of_retries_the_audit_applies_the_changed
 
 
 async def start_until_deadline(node: Node, one: Container) -> None:
-    """Starts a container with a deadline that expires while the claim files are being read. The added file makes the
-    instance read the directory again.
+    """Starts a container with a deadline that expires while the claim files are being read.
+
+    A file is added to the CDI directory so that the instance reads the directory again.
     """
     (node.cdi / "unrelated.json").write_text("{}")
     with pytest.raises(TimeoutError):
@@ -179,7 +180,7 @@ async def start_until_deadline(node: Node, one: Container) -> None:
 
 
 async def test_a_container_without_claims_whose_start_timed_out_is_moved_by_the_audit(node: Node) -> None:
-    """The container may be running on a claim's CPUs, so a claim container waits until this one has been moved."""
+    """The claim's container waits until this container, which may be running on claimed CPUs, has been moved."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
     env = node.claim(ONE)
@@ -234,7 +235,7 @@ async def test_after_an_unexpected_error_a_start_is_handled_like_a_timeout(node:
 async def test_an_unexpected_error_with_one_container_does_not_stop_the_audit_of_others(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error is reported as a problem with the affected container, and logged once for as long as it lasts."""
+    """The error is reported as a problem with the affected container, and is logged only once while it persists."""
     broken, fine = await node.run("broken", *node.claim(ONE)), await node.run("fine", of="p2")
     assert isinstance(node.kernel, BrokenTree)
     node.kernel.broken, node.kernel.stays_broken = {broken}, True

@@ -32,7 +32,7 @@ def test_cpus_and_mems_in_a_request_show_static_managers(requested: Resources, m
 
 
 def pins(node: Node) -> list[str]:
-    """Returns the detected managers as the lease publishes them."""
+    """Returns the detected managers as they are published in the lease."""
     return sorted(node.enforcer.state.kubelet_pins)
 
 

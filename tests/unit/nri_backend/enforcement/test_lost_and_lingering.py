@@ -414,7 +414,7 @@ async def test_a_container_whose_cgroup_reappears_is_enforced_again(memory: Path
 
 
 async def test_an_unreadable_sub_cgroup_does_not_hide_the_containers_cpus(memory: Path) -> None:
-    """The container has changed the files' modes. The sub-cgroup has no CPUs that its parent does not have."""
+    """The container has changed the files' modes. The sub-cgroup's CPUs are a subset of its parent's CPUs."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("dind", of="p9")
         node.kernel.make(f"{path}/container")

@@ -72,8 +72,8 @@ def kills(node: Node) -> dict[str, int]:
 
 @pytest.mark.parametrize("seen_by", ["event", "audit"])
 async def test_a_kill_in_a_claim_container_is_reported_once(node: Node, seen_by: str) -> None:
-    """The container's cgroup is removed with its last process. The kill shows up in the pod's count and is attributed
-    to the container.
+    """The container's cgroup is removed once its last process has exited. The kill is still in the pod's count, and is
+    attributed to the container.
     """
     env = node.claim(ONE)
     await node.run("side", name="side")

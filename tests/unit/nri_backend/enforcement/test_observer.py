@@ -227,7 +227,7 @@ async def test_interrupts_are_reported_and_not_moved(tmp_path: Path) -> None:
 
 
 async def test_updates_that_the_runtime_would_write_are_reported(tmp_path: Path) -> None:
-    """In pool mode, the answer to Synchronize sets every empty cpuset, although all CPUs are effective."""
+    """In pool mode, the answer to Synchronize sets every empty cpuset, even though all CPUs are already effective."""
     observed = Observed(tmp_path, reserved="")
     node = observed.node
     path = node.make_cgroups(pod("p1"), container("a"))

@@ -422,7 +422,7 @@ async def test_a_standby_knows_the_active_instances_partitions(tmp_path: Path, f
 
 
 async def test_a_partition_keeps_a_lost_claims_cpus(tmp_path: Path) -> None:
-    """One of the two claims has neither a record nor an enforcement record. Threads may be pinned to that claim's
+    """One of the two claims has neither a claim record nor an enforcement record. Threads may be pinned to that claim's
     CPUs.
     """
     known, lost = cpu_record("a", "r=2-3"), cpu_record("b", "r=4-5")

@@ -32,7 +32,7 @@ OTHER_CLASS = f"{TOP}/kubepods-podx.slice"
 
 
 def isolated(record: AllocationRecord) -> AllocationRecord:
-    """Returns the same claim with ``isolation: isolated``."""
+    """Returns a copy of a claim's record with ``isolation: isolated``."""
     return record.model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
 
 
@@ -83,8 +83,8 @@ async def test_an_isolated_claim_is_a_partition_without_load_balancing_or_is_rej
 
 @pytest.mark.parametrize("mode", ["auto", "partition"])
 async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_path: Path, mode: str) -> None:
-    """The other containers leave the claim's CPUs before the claim's container runs, and it becomes a partition as soon
-    as possible. With ``cpuExclusivity: partition``, the container is rejected.
+    """The other containers leave the claim's CPUs before the claim's container runs. The claim's container becomes a
+    partition as soon as possible. With ``cpuExclusivity: partition``, it is rejected instead.
     """
     async with enforcing(Node(tmp_path, exclusivity=mode, tree=PartitionTree)) as node:  # type: ignore[arg-type]
         plain = await node.run("plain", of="p2")
@@ -247,7 +247,9 @@ def _partition_writes(node: Node) -> list[str]:
 
 
 def test_settling_changes_neither_live_partitions_nor_other_slices(tmp_path: Path) -> None:
-    """CPUs are removed only if the kubelet's cgroups list them and no partition further down the tree uses them."""
+    """Exclusive CPUs are removed only from the kubelet's cgroups, and only if no partition further down the tree uses
+    them.
+    """
     tree = PartitionTree(tmp_path / "cgroup")
     for path in ("machine.slice/vm", f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)
@@ -426,8 +428,8 @@ def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
 
 
 async def test_a_partition_that_cannot_be_watched_immediately_is_watched_later(tmp_path: Path) -> None:
-    """The backend may have no free file descriptor. By the time a descriptor is free again, the container has not
-    changed, so no event would start the watch.
+    """The backend may have no free file descriptor at first. The watch must start once a descriptor is free, even if
+    the container has not changed in the meantime and no event occurs.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))

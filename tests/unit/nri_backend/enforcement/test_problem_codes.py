@@ -42,7 +42,9 @@ def codes(node: Node) -> set[BackendCode | None]:
 async def test_a_container_whose_cpus_the_kernel_denies_has_the_errors_code(
     node: Node, number: int, code: BackendCode
 ) -> None:
-    """A claim container is rejected. For a running container, the error is a node problem."""
+    """If a claim container is being started, it is rejected with the code. If it is already running, a problem with the
+    code is reported for the node.
+    """
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpuset.cpus", "0-7")

@@ -25,7 +25,7 @@ async def test_a_container_whose_cgroup_cannot_be_read_counts_as_alive(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error such as EMFILE is not evidence that the container has exited, and no exception is raised. The error is
-    logged once for as long as it lasts.
+    logged only once while it persists.
     """
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState()
     tree.make(CGROUP)

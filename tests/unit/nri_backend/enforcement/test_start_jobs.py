@@ -72,8 +72,8 @@ async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_block_a_parti
 
 
 async def test_the_kernel_is_asked_even_if_the_last_audit_saw_other_cpus(memory: Path) -> None:
-    """The full audit saw the container on fewer CPUs than the tick before, because the CPUs of the container's parent
-    cgroup had been reduced in between.
+    """The last audit saw the container on fewer CPUs than the audit before it, because the CPUs of an ancestor of the
+    container's cgroup had been reduced in between. They have since been restored.
     """
     node = Node(memory)
     await node.enforcer.activate()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start reads the other containers' CPUs, since the containers may have been moved since the last audit."""
+"""When a container is started, the backend reads the other containers' CPUs, since those containers may have been moved
+since the last audit.
+"""
 
 import asyncio
 import errno
@@ -62,7 +64,9 @@ async def test_a_start_moves_back_a_container_that_another_process_has_moved(mem
 
 @pytest.mark.parametrize("audited", [False, True], ids=["start-first", "audit-first"])
 async def test_a_start_moves_a_container_whose_cpus_have_all_gone_offline(memory: Path, audited: bool) -> None:
-    """The start reads which CPUs are online, even if an audit has already seen the container on other CPUs."""
+    """The backend reads during the start which CPUs are online, even if an audit has already seen the container on its
+    parent's CPUs.
+    """
     async with enforcing(Node(memory)) as node:
         first, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")
@@ -122,7 +126,9 @@ async def test_a_start_reads_one_file_per_other_container(memory: Path) -> None:
 async def test_starting_a_container_without_claims_uses_a_thread_only_to_write_its_cpuset(
     memory: Path, cpus: str
 ) -> None:
-    """Reading the cpuset does not wait for another process, and hugepage limits are written on the event loop too."""
+    """The cpuset is read on the event loop, because the read does not wait for another process. Hugepage limits are
+    also written on the event loop.
+    """
     node = Node(memory, guard=True, tree=ThreadTree)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])

@@ -125,8 +125,8 @@ async def test_a_status_change_alone_is_reported_immediately(path: Path) -> None
 
 
 async def test_a_frontend_that_has_lost_its_state_gets_all_containers(path: Path) -> None:
-    """The first new frontend answers with generation 0 on the same connection, and the second one also drops the
-    connection.
+    """A new frontend answers with generation 0. The first one does so on the existing connection, and the second one
+    closes the connection first.
     """
     async with connected(path) as (server, backend):
         server.forget("frontend-2")
@@ -352,8 +352,8 @@ async def test_a_frontend_that_is_briefly_absent_is_not_logged(path: Path, caplo
 
 @pytest.mark.parametrize(("absent", "within"), [(3.0, 0.5), (30.0, 1.6)])
 async def test_a_frontend_that_is_starting_gets_its_first_report_soon(path: Path, absent: float, within: float) -> None:
-    """The frontend registers with the kubelet after it has received the report. A frontend that is absent for longer
-    than a start takes is retried less often.
+    """The frontend registers with the kubelet after it has received the report. If the frontend is absent for longer
+    than it takes to start, the backend tries to connect less often.
     """
     async with running(Backend(path)):
         await asyncio.sleep(absent)

@@ -104,7 +104,7 @@ def test_every_changed_report_increments_the_generation() -> None:
 
 
 def test_no_containers_are_reported_before_the_runtime_has_sent_them() -> None:
-    """The key is absent rather than set to an empty list, so the frontend retains its containers."""
+    """The ``containers`` key is absent rather than set to an empty list, so the frontend retains its containers."""
     state = NodeState()
     state.put(one("a"))
     reports = Reports(state)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving interrupts off claimed CPUs, and restoring their original affinities by the same instance or by the next one.
-The tests use a tree of real files.
+"""Interrupts are moved off claimed CPUs, and their original affinities are restored by the same instance or by the next
+one. The tests use a tree of real files.
 """
 
 import asyncio

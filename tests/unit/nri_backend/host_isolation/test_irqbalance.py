@@ -32,7 +32,7 @@ class Node:
 
 @pytest.fixture
 def node(short_root: Path) -> Node:
-    """Returns a node under a short path, since a socket path is limited to 107 bytes."""
+    """Returns a node whose directory has a short path, since a socket path is limited to 107 bytes."""
     return Node(short_root)
 
 

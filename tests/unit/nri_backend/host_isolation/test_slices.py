@@ -71,7 +71,7 @@ def test_a_daemon_reload_is_corrected_and_its_lists_become_the_originals(tree: K
 
 
 def test_a_slice_without_a_remaining_cpu_keeps_its_list(tree: KernelTree) -> None:
-    """The operator's list is not extended. The problem reports that the slice runs on claimed CPUs."""
+    """The operator's list is not extended. The slice then runs on claimed CPUs, which is reported as a problem."""
     assert evict_from(tree, 0, 1, 2, 3).remaining == 1
     assert both_cpusets(tree) == ("4-7", "0-3")
 

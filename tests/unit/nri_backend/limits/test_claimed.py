@@ -89,7 +89,7 @@ def test_the_pods_limit_replaces_a_container_limit_that_the_runtime_dropped() ->
 
 
 def test_only_files_of_claimed_page_sizes_are_needed() -> None:
-    """For other page sizes, the files are written only if the kernel has them."""
+    """For other page sizes, the files are written only if the kernel provides them."""
     wanted = hugepage_limits({TWO: TWO}, {}, {TWO: 0, GIGA: 0})
     assert {file for file, one in wanted.items() if one.needed} == set(hugepage_files(TWO))
     assert hugepage_raises({TWO: TWO}, [GIGA]) == {
@@ -257,6 +257,8 @@ def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
 
 
 def test_a_missing_file_is_planned_only_for_a_needed_raise() -> None:
-    """The next read then reports the needed file as missing. If the raise is not needed, a missing file is skipped."""
+    """If a raise is needed, the plan includes its missing file, so that the next read reports the file as missing. If
+    the raise is not needed, a missing file is skipped.
+    """
     made, _, _ = raised_limits({}, {MIN: (1, 2)}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
     assert {file: wanted.limit for file, wanted in made.items()} == {LOW: 3}

@@ -59,7 +59,7 @@ def test_an_update_changes_only_the_limits_that_it_contains() -> None:
     ],
 )
 def test_a_containers_cgroup_path_is_derived_for_both_drivers(path: str, directory: str) -> None:
-    """With systemd, a slice is nested inside the slices that make up its name. With cgroupfs, the path is used as it
+    """With systemd, a slice is nested inside the slices that make up its name. With cgroupfs, the path is used as
     is.
     """
     assert cgroup_directory(path) == directory

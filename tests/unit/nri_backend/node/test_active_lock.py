@@ -176,8 +176,8 @@ def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_
 
 
 def test_a_new_holder_has_time_to_connect_to_the_runtime(run: Run) -> None:
-    """The holder has STALE_SECONDS, counted from when the standby first sees it, however long the standby has been
-    waiting.
+    """The holder has STALE_SECONDS to connect, counted from when the standby first sees it, however long the standby
+    has been waiting.
     """
     two = run.instance("two")
     run.later(STALE_SECONDS + 1)

@@ -137,7 +137,7 @@ def test_too_many_children_are_an_error_instead_of_being_cut_off(tree: CgroupTre
 def test_cruns_container_cgroup_is_the_leaf(tree: CgroupTree, tmp_path: Path) -> None:
     """With crun, the scope contains no processes, only a sub-cgroup named ``container``.
 
-    A scope that contains processes has no leaf.
+    If the scope itself contains processes, a sub-cgroup with this name is not treated as the leaf.
     """
     (tmp_path / "a/b/cgroup.procs").write_text("")
     assert tree.leaf("a/b") == ""

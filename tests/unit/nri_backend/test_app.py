@@ -30,8 +30,8 @@ def build(tmp_path: Path, held: ActiveLock | None = None, privileges: Privileges
 
 
 def test_the_lease_contains_the_backends_state(tmp_path: Path) -> None:
-    """The lease contains the pool, the software versions and the counters. Building the app opens and writes nothing,
-    and the app is ready only when it is connected to the runtime.
+    """The lease contains the pool, the software versions and the counters. Building the app creates no files or
+    sockets, and the app is not ready until it is connected to the runtime.
     """
     backend = build(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sys"]

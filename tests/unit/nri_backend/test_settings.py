@@ -119,7 +119,7 @@ def test_the_pod_uid_is_required() -> None:
 
 
 def test_the_node_name_comes_from_the_environment_or_the_file_or_the_host(tmp_path: Path) -> None:
-    """The order is NODE_NAME, hostnameOverride, and the host's name."""
+    """The order of precedence is NODE_NAME, hostnameOverride, and the host's name."""
     path = file(tmp_path, "hostnameOverride: other\n")
     assert load("--config", path).node_name == "worker-1"
     assert load("--config", path, environment={"POD_UID": "u"}).node_name == "other"

@@ -8,7 +8,7 @@ from numa_contract.reports import Metric
 
 
 def samples(telemetry: Telemetry, **gauges: float) -> dict[str, float]:
-    """Returns values by name and labels. For a histogram, the value is the number of observations."""
+    """Returns the metrics' values, keyed by name and labels. A histogram's value is the number of observations."""
     return {
         " ".join((metric.name, *sample.labels)): sum(sample.counts) if metric.kind == "histogram" else sample.value
         for metric in telemetry.metrics({"claim": 1, "plain": 3}, ("pool", "auto"), **gauges)
@@ -62,7 +62,7 @@ def test_kills_are_exported_before_the_first_one() -> None:
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (0.0005, 0), (0.0006, 1), (2, 11), (2.1, 12), (1e9, 12)])
 def test_an_observation_is_counted_in_the_first_bucket_that_contains_it(seconds: float, bucket: int) -> None:
-    """An upper bound belongs to its bucket, as in Prometheus. The last bucket is for values above all of the bounds."""
+    """A bucket includes its upper bound, as in Prometheus. The last bucket is for values above the highest bound."""
     telemetry = Telemetry()
     telemetry.call_done("StartContainer", seconds, "ok")
     (sample,) = named(telemetry, "hook_duration_seconds").samples

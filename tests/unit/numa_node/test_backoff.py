@@ -3,8 +3,8 @@ from numa_node.backoff import Backoff
 
 
 def test_waits_double_up_to_the_cap() -> None:
-    """Each wait is chosen at random between half of its step and the whole step. Steps double up to the cap, and start
-    again from the first one after a success.
+    """Each wait is a random time between half of the current step and the whole step. The step doubles until it reaches
+    the cap, and a success resets it.
     """
     backoff = Backoff(0.05, 1.0)
     for _ in range(2):

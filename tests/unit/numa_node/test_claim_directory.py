@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the CDI directory; tested with real files."""
+"""The view of the claim files in the CDI directory, tested with real files."""
 
 import os
 import resource
@@ -107,8 +107,8 @@ def test_rewriting_the_same_record_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_keeps_its_cpus(tmp_path: Path) -> None:
-    """If the record is lost, the CPUs come from the file's environment variables. A file that becomes completely
-    invalid keeps its previous CPUs.
+    """If the record is lost, the CPUs come from the file's environment variables. If a file becomes completely
+    invalid, its previous CPUs stay allocated.
     """
     directory = ClaimDirectory(str(tmp_path))
     path, other = write_claim(tmp_path, ONE), write_claim(tmp_path, TWO)

@@ -12,7 +12,7 @@ from numa_node.config_file import load_config, parse_yaml
 
 @given(st.binary(max_size=60))
 def test_any_bytes_result_in_a_value_or_a_config_error(data: bytes) -> None:
-    """The ConfigError is a single line."""
+    """The error message is a single line that begins with the file's name."""
     said = ""
     try:
         parse_yaml(data, "some.yaml")
@@ -84,7 +84,7 @@ def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> Non
     "text", ["!!binary aGk=", "!!timestamp 2001-01-01", "!!set {a, b}", "!!omap [a: 1]", "!!pairs [a: 1]"]
 )
 def test_a_value_that_json_does_not_have_is_refused(text: str) -> None:
-    """Otherwise, ``simulate`` would fail when it measures a claim's parameters as JSON."""
+    """Otherwise, ``simulate`` would fail when it determines the length of a claim's parameters in JSON."""
     with pytest.raises(ConfigError, match=f"line 1: the tag {text.split(maxsplit=1)[0]} is not allowed"):
         parse_yaml(f"a: {text}".encode(), "file")
 

@@ -32,9 +32,7 @@ def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_failed_replacement_changes_nothing(tmp_path: Path) -> None:
-    """Either a directory has the same name as the file, or the parent directory does not exist. No temporary file
-    remains.
-    """
+    """Covers a directory with the same name as the file, and a missing parent directory. No temporary file remains."""
     (tmp_path / "file.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         replace_file(str(tmp_path / "file.json"), b"new", 0o600)

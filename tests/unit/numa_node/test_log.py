@@ -21,8 +21,8 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
-    """A line can be split into pairs. A value with spaces, quotes or line breaks stays a single value. The configured
-    level is a threshold.
+    """A line can be split into pairs. A value with spaces, quotes or line breaks stays a single value. Records
+    below the configured level are not logged.
     """
     set_up_logging("info", "text", stream)
     logging.getLogger("a.b").debug("quiet")

@@ -257,7 +257,7 @@ DOCUMENTS = st.lists(
 
 
 def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Returns every value that is not a table, by its path."""
+    """Returns all values that are not tables, keyed by path."""
     found: dict[tuple[str, ...], Any] = {}
     for key, value in table.items():
         found |= leaves(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}

@@ -12,7 +12,9 @@ LOG = "kubectl logs POD -c backend"
 
 
 def test_each_service_code_has_a_remedy_or_a_check_of_its_own() -> None:
-    """A new service code requires a row in the table of remedies. A backend problem has the remedy for its cause."""
+    """A new service code requires a row in the table of remedies, unless a check explains the problem. If the
+    problem has a backend code, its remedy comes from the table of causes.
+    """
     others = {StatusCode.SERVICE_DOWN, StatusCode.FILE_MISSING}
     assert others.isdisjoint({*_REMEDIES} | EXPLAINED), "only the command status reports these"
     assert {*_REMEDIES} | EXPLAINED | others | {StatusCode.BACKEND_PROBLEM} == {*StatusCode}

@@ -69,7 +69,7 @@ def test_controllers_must_be_in_the_cgroup_v2_tree(mounts: str, controllers: str
 
 
 def test_hugepages_must_not_count_as_memory() -> None:
-    """The memory_hugetlb_accounting mount option, which makes hugepages count, applies to the whole tree."""
+    """The memory_hugetlb_accounting mount option, which makes hugepages count as memory, applies to the whole tree."""
     mounts = parse_mounts(UNIFIED.replace("nsdelegate", "nsdelegate,memory_hugetlb_accounting"))
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/nested"):
         with pytest.raises(PreflightError, match=r"at /sys/fs/cgroup has the option memory_hugetlb_acc.* and remount"):

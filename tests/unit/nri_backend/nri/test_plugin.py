@@ -180,7 +180,7 @@ async def test_a_hook_that_is_cancelled_at_its_deadline_can_wait_for_its_cleanup
 
 
 async def test_a_hook_continues_in_the_same_task_after_each_wait() -> None:
-    """The deadline begins when the hook first waits. A hook that never waits has no deadline."""
+    """The timer for the deadline starts when the hook first waits. A hook that never waits has no deadline."""
     rig, started = _Rig(), list[bool]()
 
     async def wait(hook: str) -> None:

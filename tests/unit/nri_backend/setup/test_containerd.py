@@ -130,8 +130,8 @@ def test_an_nri_socket_at_another_path_is_a_warning() -> None:
 
 
 def test_a_dump_from_2_0_may_lack_settings() -> None:
-    """Releases 2.0.0 to 2.0.5 omit the settings from a 1.7 configuration in their dump. Only 2.0 prints plugin_dir,
-    which identifies it.
+    """Dumps from releases 2.0.0 to 2.0.5 omit the settings that come from a 1.7 configuration. A dump from 2.0 can be
+    recognized by plugin_dir, which no other release prints.
     """
     (warning,) = warnings(as_read(dump("2.0") | {"plugin_dir": ""}))
     assert "containerd config migrate" in warning

@@ -68,8 +68,8 @@ def test_pool_names_begin_with_the_node() -> None:
 
 
 def test_pools_in_documents_and_in_slice_names() -> None:
-    """The names of the node's own slices are masked, whatever number they begin with and whether or not the pool still
-    exists. Similar strings are not masked.
+    """Pool names are masked even if the pool no longer exists. They are also masked inside the names of this driver's
+    slices, which begin with a hexadecimal number. Similar strings are not masked.
     """
     former = {"pool": "worker-1.example.com-hugepages-1g", "device": "hugepages-1g-numa000"}
     masks = masks_of(former, {"pool": "0-7", "text": "slice 0001f-dra.memory-worker-1.example.com-hugepages-2m."})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selectors evaluate either to the value that the scheduler's CEL gives them or to unknown, and their cost is
+"""The value of a selector is either unknown or the same as in the scheduler's CEL, and the cost of its evaluation is
 bounded.
 """
 

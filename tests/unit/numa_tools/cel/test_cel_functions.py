@@ -60,12 +60,12 @@ OPTIONALS = [
     (f"{OURS}.?missing.optMap(n, n > 8).orValue(false)", False),
     (f"{OURS}.?numCPUs.optFlatMap(n, optional.of(n)).hasValue()", True),
     ('device.?attributes["dra.cpu"].?numCPUs.orValue(0) == 16', True),
-    # A field of an optional map is optional without another question mark.
+    # Selecting a field of an optional map returns an optional value, even without another question mark.
     ('device.?attributes["dra.cpu"].missing.orValue(5) == 5', True),
     ('device.attributes[?"other.example.com"].hasValue()', True),
     ("optional.none().orValue(1) == 1 && optional.ofNonZeroValue(0).orValue(2) == 2", True),
     ("[1, 2][?5].orValue(7) == 7 && [1, 2][?1].orValue(7) == 2", True),
-    # The other value is evaluated only if it is needed.
+    # The argument of orValue() is evaluated only if it is needed.
     (f"{OURS}.?numCPUs.orValue({OURS}.missing) == 16", True),
 ]
 MACROS = [
@@ -82,7 +82,7 @@ MACROS = [
     # Like || and &&, exists and all ignore an error if another element decides.
     ("[0, 1].exists(x, 1 / x == 1) && ![0, 1].all(x, 1 / x == 2)", True),
     ("[1].exists(x, [2].exists(x, x == 2) && x == 1)", True),
-    # A value that cel.bind names is evaluated where it is used.
+    # The value of a variable that cel.bind defines is evaluated only if the variable is used.
     (f"cel.bind(x, {OURS}.missing, true)", True),
     (f"cel.bind(self, {OURS}.numCPUs, self > 1 && cel.bind(twice, self * 2, twice == 32))", True),
 ]
@@ -199,7 +199,8 @@ def test_errors(expression: str, text: str) -> None:
         (r"'a'.matches('\\pL')", "the pattern cannot be parsed"),
         ("'a'.matches('(?i)é')", "only supported for ASCII"),
         ("unknown() && true", r"the function unknown\(\)"),
-        # In the cluster, an unknown part may decide the result. In that case, a failing part is ignored.
+        # In the cluster, the part that the simulation does not support may decide the result, and the error in the
+        # other part is then ignored.
         (f"{OURS}.missing == 1 || unknown()", r"the function unknown\(\)"),
         (f"unknown() && {OURS}.missing == 1", r"the function unknown\(\)"),
         ("[0, 1].exists(x, 1 / x == 2 || unknown())", r"the function unknown\(\)"),

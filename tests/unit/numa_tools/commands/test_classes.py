@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeviceClasses, and the devices that a scheduler finds with them."""
+"""DeviceClasses, and the devices that a scheduler allocates for requests that use them."""
 
 from dataclasses import replace
 from typing import Any

@@ -52,7 +52,7 @@ def host(tmp_path: Path) -> Path:
 
 
 def contents(archive: Path) -> dict[str, str]:
-    """Returns the files in an archive by path."""
+    """Returns the contents of the files in an archive, keyed by path."""
     with tarfile.open(archive) as tar:
         files = {one.name: tar.extractfile(one) for one in tar if one.isfile()}
         return {name: file.read().decode() for name, file in files.items() if file}
@@ -91,7 +91,7 @@ def test_inspecting_an_archive_shows_the_same_as_inspecting_its_machine(
 def test_claims_and_configuration_are_in_the_archive(
     host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Explaining and simulating claims from the archive has the same result as on the node."""
+    """Explaining or simulating a claim from the archive gives the same result as on the node."""
     config, archive, wanted = tmp_path / "config.yaml", tmp_path / "a.tar.gz", tmp_path / "c.yaml"
     config.write_text('reservedCPUs: "0"\n')
     wanted.write_text(yaml.safe_dump(_claim()))

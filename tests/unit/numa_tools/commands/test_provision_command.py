@@ -150,8 +150,8 @@ def test_several_files_form_one_plan(host: Host, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_the_error_for_an_unwritable_pool_contains_a_remedy(number: int, remedy: str) -> None:
-    """In a container, sysfs is read-only unless it is mounted otherwise, and some page sizes can be allocated only at
-    boot.
+    """In a container, sysfs is read-only unless it is explicitly mounted read-write, and some page sizes can be
+    allocated only at boot.
     """
     assert remedy in write_fault(OSError(number, os.strerror(number)), 1 << 30)
 

@@ -435,8 +435,8 @@ def test_the_number_of_replicas_is_limited(times: str, capsys: pytest.CaptureFix
 def test_cpus_of_a_device_with_several_nodes_are_near_the_joined_device(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The simulation prepares claims as the driver does: either the CPUs are on the same node as the memory or the
-    other driver's device, or the claim is refused.
+    """The simulation prepares claims as the driver does. CPUs are on the same NUMA node as the memory or the other
+    driver's device that the constraint joins them with. If that node has too few free CPUs, the claim is refused.
     """
     config = written(tmp_path / "config.yaml", {"groupBy": "machine", "reservedCPUs": "0"})
     numa = "resource.kubernetes.io/numaNode"

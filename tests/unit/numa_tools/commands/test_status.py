@@ -81,8 +81,8 @@ async def test_problems_are_shown(node: AilingNode) -> None:
 
 
 async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
-    """The screen lists the CPUs in kernel partitions once. For a claim that the pool enforces or that was rejected, it
-    shows why the kernel does not enforce the claim.
+    """The screen lists the CPUs in kernel partitions. If claims are isolated by the pool or refused instead, it gives
+    the reason.
     """
     node.status |= {"exclusivity": "pool", "exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}
     async with node.up() as settings:

@@ -37,7 +37,7 @@ def node() -> Iterator[AilingNode]:
 
 
 async def verdicts(node: AilingNode) -> dict[str, Verdict]:
-    """Returns the checks' verdicts by ID."""
+    """Returns the checks' verdicts, keyed by the check's ID."""
     async with node.up() as settings:
         facts = await gather(settings)
     return {one.check.id: one for one in examine(node.edit(facts))}
@@ -259,7 +259,7 @@ async def test_a_container_whose_cpus_are_all_offline_is_not_left_to_the_audit(n
 
 async def test_a_container_that_outlives_its_claim_is_to_be_stopped(node: AilingNode) -> None:
     """If the pod has been deleted, the remedy is to stop its container on the node. The finding says that the claims'
-    CPUs stay held, but not that new claims get no CPUs, since others may be free.
+    CPUs stay allocated. It does not say that new claims get no CPUs, since other CPUs may be free.
     """
     node.containers[0] |= UNKNOWN_CLAIM
     (finding,) = (await verdicts(node))["claims.recorded"].findings

@@ -50,7 +50,7 @@ def written(base: Path, files: Mapping[str, str]) -> Path:
 
 
 def settings_of(reading: Reading) -> dict[str, Any]:
-    """Returns the settings from all parts, without the fields that identify the type."""
+    """Returns the settings that result when all parts are applied in order."""
     return dict(merge(reading.parts).settings)
 
 

@@ -39,7 +39,7 @@ def node() -> Iterator[AilingNode]:
 
 
 async def verdicts(node: AilingNode, **given: str) -> dict[str, Verdict]:
-    """Returns the verdicts of the runtime's checks, by the last part of their IDs."""
+    """Returns the verdicts of the runtime checks, keyed by the last part of the check's ID."""
     async with node.up() as settings:
         facts = await gather(settings, **given)
     return {one.check.id.removeprefix("runtime."): one for one in examine(facts) if one.check.group == "runtime"}

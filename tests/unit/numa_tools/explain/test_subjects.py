@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explanations of claims, pods, CPUs and devices, depending on what is known about the node."""
+"""Explanations of claims, pods, CPUs and devices, given complete or partial information about the node."""
 
 from dataclasses import replace
 from typing import Any
@@ -69,7 +69,7 @@ def why(known: Known, subject: str) -> dict[str, Any]:
 
 
 def verdicts(reasons: dict[str, Any]) -> dict[str, str]:
-    """Returns the verdict on each candidate set of CPUs, by its CPU list."""
+    """Returns the verdicts on the candidate sets of CPUs, keyed by CPU list."""
     return {place["cpus"]: place["verdict"] for place in reasons["places"]}
 
 
@@ -323,7 +323,7 @@ def test_a_pending_claim_is_explained() -> None:
 
 
 def test_a_selector_that_cannot_be_evaluated_is_named() -> None:
-    """It is unknown whether the devices and the claim fit. The problem names the selector."""
+    """It is unknown whether the devices match and therefore whether the claim fits. The problem names the selector."""
     odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}
     found, problems = pending(knowing(prepared(asked(14))), waiting(odd))
     why = "request r: selectors[0]: cannot be evaluated: cannot be parsed at its end: '1 +'"

@@ -64,7 +64,7 @@ def searching(*devices: dict[str, Any]) -> Search:
 
 
 def chosen(search: Search, *requests: dict[str, Any], **more: Any) -> dict[str, list[str]]:
-    """Returns the chosen devices by request."""
+    """Returns the names of the chosen devices, keyed by the request's name."""
     found: dict[str, list[str]] = {}
     for one in search.allocate([read_claim_spec({"devices": {"requests": list(requests), **more}})]):
         found.setdefault(one.subrequest.name, []).append(one.device.name)
@@ -444,7 +444,7 @@ def test_a_claim_has_at_most_32_devices() -> None:
 
 def test_alternatives_are_chosen_to_keep_a_claim_within_32_devices() -> None:
     """An earlier request gets a smaller alternative if later requests would otherwise exceed the limit. The search
-    finds that out without trying all devices.
+    detects this without trying all devices.
     """
     search = searching(*(device(f"d{n:02}", allowMultipleAllocations=True) for n in range(30)))
     many, few = {**ONE, "name": "many", "count": 17}, {**ONE, "name": "few", "count": 15}

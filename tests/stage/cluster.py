@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a cluster that a stage does not have: DaemonSets get pods, pods get their claims and run, and ``kubectl
-exec`` works.
+"""Simulates the parts of a cluster that a stage lacks: creates the pod of the driver's DaemonSet, creates and allocates
+the claims of other pods, runs these pods, and serves ``kubectl exec`` and the kubelet's metrics.
 
 For the driver's DaemonSet, the stage runs the driver's own processes, with the arguments, environment and ConfigMap
-from its pod template. The processes have no mounts, so the paths in the configuration are replaced by the stage's.
-DaemonSets of other drivers get no pod.
+from its pod template. The processes have no mounts, so the paths in the configuration are replaced by paths on the
+stage. No pod is created for the DaemonSets of other drivers.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tests.stage.wires import AnsweredError
 _PROGRAMS: Final = {"frontend": "numa_tools", "backend": "nri_backend"}
 _COMMANDS = {"dra-frontend": "numa_tools", "nri-backend": "nri_backend"}
 """Python modules for the commands that the images contain."""
-# Files that exist in the pod only because of its mounts.
+# Arguments that the stage omits or replaces, because they refer to the pod's mounts or to its port.
 _OF_MOUNTS: Final = ("--config=", "--bind-address=", "--kernel-root=")
 _LOOKS_EVERY: Final = 0.1
 

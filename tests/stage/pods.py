@@ -129,8 +129,8 @@ class Box:
 
 @dataclass(slots=True)
 class StagePod:
-    """A pod on the node, with its claim if it has one. If it is used as a context manager, the pod is ended on exit
-    from the block.
+    """A pod on the node, with its claim if it has one. If it is used as a context manager, the pod is terminated on
+    exit from the block.
     """
 
     stage: Stage
@@ -150,7 +150,7 @@ class StagePod:
         try:
             self.end()
         except (AnsweredError, OSError):
-            # An error raised in the block takes precedence over one raised while ending the pod.
+            # An error raised in the block takes precedence over one raised while terminating the pod.
             if error is None:
                 raise
 
@@ -206,7 +206,7 @@ class StagePod:
         self.stage.kubelet("unprepare", pod_uid=self.uid)
 
     def end(self) -> None:
-        """Ends the pod: its containers and sandbox, then the claim."""
+        """Terminates the pod: removes its containers and sandbox, then unprepares and deletes the claim."""
         if self.sandbox:
             self.stage.runtime("remove_pod", pod=self.sandbox["id"])
             self.sandbox = {}

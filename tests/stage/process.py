@@ -27,8 +27,8 @@ class StageError(Exception):
 
 
 def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
-    """Waits until the condition is true, and returns its value. Raises StageError with ``what`` if it never becomes
-    true.
+    """Waits until the condition returns a true value, and returns that value. Raises StageError after the timeout. The
+    error message contains ``what``, a description of the condition.
 
     The timeout is multiplied by ``patience()``, which is called again at each check because the load may rise during
     the wait.
@@ -50,7 +50,7 @@ class Process:
         self.name = name
         self.command = list(command)
         self.log_file = log
-        # Many developers set PYTHONDONTWRITEBYTECODE. It is removed here because the images contain byte code, and the
+        # Many developers set PYTHONDONTWRITEBYTECODE. It is removed here because the images contain bytecode, and the
         # tests measure start-up time and memory.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         # The images contain no CA certificates, so none are loaded here. Loading this machine's certificates would take
@@ -64,7 +64,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Returns the process id. Raises StageError if it is not running."""
+        """Returns the process ID. Raises StageError if the process has never been started."""
         if self._child is None:
             raise StageError(f"{self.name} was not started")
         return self._child.pid

@@ -34,7 +34,7 @@ class Instance:
     pod_uid: str
     state_socket: Path
     programs: Mapping[str, Process] = field(default_factory=dict)
-    """The frontend and the backend, keyed by these names, if the pod contains them."""
+    """The pod's processes, keyed by ``frontend`` and ``backend``. A pod may contain only one of them."""
 
     @property
     def frontend(self) -> Process:
@@ -48,7 +48,7 @@ class Instance:
 
     @property
     def processes(self) -> list[Process]:
-        """Returns the frontend, the backend or both, if they are part of the pod."""
+        """Returns the pod's processes: the frontend, the backend or both."""
         return list(self.programs.values())
 
 
@@ -94,7 +94,7 @@ class Stage:
 
     @property
     def processes(self) -> list[Process]:
-        """Returns the processes under test, which are those of all instances."""
+        """Returns the processes under test, from all instances."""
         return [process for instance in self.instances for process in instance.processes]
 
     def _make_paths(self) -> Paths:

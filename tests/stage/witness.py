@@ -106,8 +106,8 @@ class Witness:
                     known.append(found)
 
     def differs(self, path: str, default: Any) -> bool:
-        """Returns True if the field was seen with a value that is neither empty nor its default, or with an empty one
-        if the default is not empty.
+        """Returns True if the field was seen with a value that is neither empty nor its default, or if the field's
+        default is not empty and an empty value was seen.
         """
         empty = default in _EMPTY
         return any((value not in _EMPTY) if empty else value != default for value in self.values.get(path, ()))

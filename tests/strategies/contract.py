@@ -47,8 +47,8 @@ metadata = st.sampled_from(
     ]
 )
 
-# The keywords are the names in the model's signature. For required parameters that are not given under these names,
-# builds() would generate values.
+# The keywords must be the names in the model's signature, because builds() generates values for required parameters
+# that are not passed under these names.
 memory_allocations = st.builds(
     MemoryAllocation,
     request=st.just("r"),

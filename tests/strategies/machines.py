@@ -34,8 +34,8 @@ def assemble(
 ) -> Machine:
     """Returns a machine made of these cores.
 
-    All first threads are numbered before the second ones, or each core's threads are adjacent if ``adjacent``. With a
-    ``stride``, the ids are sparse: 0, stride, 2 * stride and so on.
+    By default, the first threads of all cores are numbered before the second ones. If ``adjacent`` is True, the threads
+    of each core are numbered consecutively. With a ``stride``, the ids are sparse: 0, stride, 2 * stride and so on.
     """
     cores = list(cores)
     slots = [(thread, number) for number, core in enumerate(cores) for thread in range(core.threads)]
@@ -45,7 +45,8 @@ def assemble(
     caches: dict[int | None, int] = {}
     numbers: dict[int | None, int] = {}
     for index, (_, number) in enumerate(slots):
-        numbers.setdefault(cores[number].l3, index * stride)  # an L3's id is its lowest CPU, online or not
+        # The id of an L3 is that of its lowest-numbered CPU, even if that CPU is offline.
+        numbers.setdefault(cores[number].l3, index * stride)
     ranks: dict[int, int] = {}
     in_package: dict[int, int] = {}
     for number, core in enumerate(cores):
@@ -112,8 +113,8 @@ def machine(
 
 
 def hybrid(performance: int = 4, clusters: int = 2, low_power: int = 2) -> list[Core]:
-    """Returns the cores of an Intel hybrid processor: P-cores with two threads, E-cores in groups of four, some outside
-    the L3.
+    """Returns the cores of an Intel hybrid processor: P-cores with two threads, E-cores in groups of four, and E-cores
+    outside the L3.
     """
     return [
         *[Core(threads=2, kind=CoreType.PERFORMANCE)] * performance,

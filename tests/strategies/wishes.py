@@ -72,7 +72,7 @@ def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuPar
     if wish.numa == "distribute":
         nodes = by(found, allowed, lambda cpu: cpu.numa_node)
         shares = [len(cpus & chosen) for cpus in nodes.values()]
-        # Even means that no two nodes differ by more than one CPU, or by more than the largest available core.
+        # The shares of two nodes may differ by one CPU or, if whole cores are required, by the largest chosen core.
         return max(shares) - min(shares) <= granularity(found, chosen, wish)
     return True
 

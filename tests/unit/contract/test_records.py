@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records and reports across versions, since the frontend and backend images are updated one at a time."""
+"""Compatibility of records and reports across versions: the frontend and backend images are updated one at a time."""
 
 import json
 from typing import Any
@@ -169,8 +169,8 @@ def test_unknown_fields_of_reports_are_ignored() -> None:
 
 
 def test_long_strings_in_a_report_are_cut() -> None:
-    """A newer release's long string must not cause the report to be rejected. It is cut once, when the report is
-    parsed, so it is not formatted at full length again for each claim.
+    """A newer release's long string must not cause the report to be rejected. The string is truncated once, when the
+    report is parsed, so it is not formatted at full length again for each claim.
     """
     long = "ä" * (4 << 20)
     texts = {"software": long, "runtime": long, "exclusivity": long, "exclusivityReason": long}
@@ -217,8 +217,8 @@ def test_each_problem_gets_the_code_at_the_same_index(codes: dict[str, Any], exp
 
 
 def test_a_request_with_several_results_counts_once() -> None:
-    """Results are counted by the name of their base request, so subrequests and counts above one do not add
-    requests.
+    """A request is identified by its base name, so it appears only once, even if its results have a subrequest's name
+    or its count is above one.
     """
     results = [{"request": "r/big", "pool": "p", "device": device} for device in "de"]
     record = AllocationRecord.model_validate({**CPU, "results": results})

@@ -109,7 +109,9 @@ def refusal(view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledg
 
 
 def joined_values(record: AllocationRecord) -> list[dict[str, tuple[Any, ...]]]:
-    """Returns the joined attributes and their values for each of the record's CPU results."""
+    """Returns, for each of the record's CPU results, the attribute values that constraints require of it, keyed by
+    attribute.
+    """
     return [{one.attribute: one.values for one in part.joined} for part in record.cpus]
 
 
@@ -427,8 +429,8 @@ def foreign_attributes(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
 def joined_claims(draw: st.DrawFn, mode: str, machine: Machine) -> dict[str, Any]:
     """Draws a claim for CPUs, memory and other drivers' devices, with one or two constraints.
 
-    A request may ask for two devices. With one device per CPU, a request for CPUs names no amount, because each device
-    is a single CPU.
+    A request may ask for two devices. With one device per CPU, a request for CPUs specifies no amount, because each
+    device is a single CPU.
     """
 
     def amount() -> dict[str, str]:

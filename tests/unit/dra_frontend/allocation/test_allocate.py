@@ -164,7 +164,9 @@ def test_several_results_of_one_request_are_all_different() -> None:
 
 
 def test_a_refusal_for_a_missing_device_names_the_request_once() -> None:
-    """The message mentions the request once whether or not it has parameters, and it gives a subrequest's full name."""
+    """The message mentions the request only once, even if the request has parameters. For a subrequest, the message
+    contains the full name.
+    """
     for config in ((), (opaque({"strategy": "spread"}),)):
         shown = refused(view("u", cpus(1, "r/big", "gone"), config=config))
         assert shown.startswith("claim ns/claim-u: request r/big: this node has no CPU device")

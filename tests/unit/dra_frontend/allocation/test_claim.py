@@ -146,8 +146,8 @@ def test_parameters_match_by_base_request_or_full_name(requests: list[str] | Non
 
 
 def test_node_selection() -> None:
-    """Only required node names are considered. The terms are alternatives, and a term that requires no node name may
-    match this node.
+    """Only the node names that a term requires are evaluated. The terms are ORed, and a term that requires no node name
+    is assumed to match this node.
     """
     claim = document()
     assert read(claim).is_for(NODE, UID)

@@ -96,8 +96,8 @@ def test_a_flexible_request_leaves_cpus_that_another_one_needs(inventory: Invent
 
 @pytest.mark.parametrize(("isolated", "free", "many"), [("0-1", {0, 1, 16}, "a"), ("0-4", {0, 1, 2, 3, 4, 16}, "abcd")])
 def test_other_orders_are_tried_if_strictest_first_fails(isolated: str, free: set[int], many: str) -> None:
-    """Only one core is free, and the request for an isolated CPU must not use half of it. With many requests, only some
-    orders are tried, but each request comes first in one of them.
+    """Only one core is completely free, and the request for an isolated CPU must not use half of it. With many
+    requests, only some orders are tried, but each request comes first in one of them.
     """
     found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": isolated}))
     inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)

@@ -116,8 +116,8 @@ def test_a_running_container_holds_resources_without_a_record() -> None:
 
 
 def test_invalid_parameters_are_refused_unparsed() -> None:
-    """A claim with more than 32 entries per driver, the API server's maximum, is refused. A CPU list is expanded only
-    if it is used.
+    """A claim with more than 32 entries per driver, the API server's maximum, is refused. A CPU list is parsed only
+    if it applies to a request, and the error for an invalid list quotes only its beginning.
     """
     with pytest.raises(Refused, match="33 entries for this driver"):
         view("u", cpus(1), config=[opaque({})] * 33)

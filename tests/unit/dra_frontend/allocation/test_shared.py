@@ -23,8 +23,8 @@ NODE_0 = parse_cpu_list("0-1,4-5")
 
 
 def claimed(word: str, *requests: str) -> AllocationRecord:
-    """Returns a claim with the requests ``cpus`` and ``other``, which hold CPUs 1 and 5 on NUMA node 0 and CPU 2 on
-    node 1.
+    """Returns the record of a claim with two requests: ``cpus`` holds CPUs 1 and 5 on NUMA node 0, and ``other`` holds
+    CPU 2 on node 1.
     """
     found = view("u", cpus(2), cpus(1, "other", "cpudevnuma001"), config=[opaque({"poolCPUs": word}, *requests)])
     return decided(found)

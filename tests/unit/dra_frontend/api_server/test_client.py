@@ -402,7 +402,9 @@ async def test_reading_a_claim_is_retried(tmp_path: Path, fault: str) -> None:
 
 
 async def test_retry_after_is_honoured(pair: Pair) -> None:
-    """The claim is read again after the time given in Retry-After, unless that exceeds the call's time limit."""
+    """The claim is read again after the time given in Retry-After. If that time exceeds the call's time limit, the
+    claim is read again a second before the limit.
+    """
     server, client = pair
     server.fail_next(9, 429, retry_after=60)
     began = asyncio.get_running_loop().time()
@@ -825,8 +827,8 @@ async def test_concurrent_calls_all_survive_a_token_rotation(tmp_path: Path) -> 
 
 async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None:
     """The pod's service account is sufficient: the address comes from the environment, and the CA and the token come
-    from the account's directory. The CA bundle and the client certificate are read every minute, like the token, and a
-    half-written rotation changes nothing.
+    from the account's directory. The CA bundle and the client certificate are read again every minute, as is the
+    token. If the new files are damaged or incomplete, the previous ones stay in use.
     """
     now = [0.0]
     ca = tmp_path / "ca.crt"

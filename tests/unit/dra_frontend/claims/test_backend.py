@@ -250,8 +250,8 @@ def test_the_warning_names_the_effect_under_the_current_configuration(
 
 
 def test_static_managers_cause_a_warning_while_the_lease_is_live() -> None:
-    """The warning omits managers that this release does not know, and mentions another NRI plugin as the other possible
-    cause.
+    """The warning names the kubelet's static CPU and memory managers, but omits any manager that this release does not
+    know. As another possible cause, it mentions another NRI plugin.
     """
     clock = Clock()
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
@@ -283,8 +283,8 @@ def test_a_deprecated_name_in_the_configuration_causes_a_warning() -> None:
 
 
 def test_an_observation_that_a_report_omits_is_retained(view: BackendView) -> None:
-    """The backend sends the observation only together with metrics. When the backend restarts, the previous observation
-    is dropped.
+    """The backend counts the files that it would change in observe mode. It sends this observation only together with
+    metrics. When the backend restarts, the previous observation is dropped.
     """
     found = Observation(total=3, complete=True)
     view.renew(BackendStatus(instance="b", generation=1, observation=found, counters={}, metrics=()), [])

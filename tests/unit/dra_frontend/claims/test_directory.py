@@ -42,8 +42,8 @@ def test_a_file_gets_its_name_only_when_complete(files: ClaimFiles, tmp_path: Pa
 
 
 def test_a_file_with_an_unreadable_record_is_copied_and_stays_in_place(files: ClaimFiles, tmp_path: Path) -> None:
-    """A healthy pod needs the file in order to restart. The file is copied to quarantine, and the CPUs that its
-    environment variables list stay allocated.
+    """The file is copied to quarantine but not removed, because a healthy pod needs it whenever a container restarts.
+    The CPUs that the file's environment variables list stay allocated.
     """
     document = json.loads(dump_claim_file(record()))
     document["annotations"][RECORD_ANNOTATION] = "{"

@@ -121,8 +121,8 @@ def test_the_file_has_a_fixed_size_and_is_written_in_place(path: Path) -> None:
 @given(st.integers(0, SLOT_BYTES), st.binary(max_size=40))
 @example(27, b"")  # the new sequence number is followed by the old length and checksum
 def test_a_crash_during_a_write_keeps_the_previous_slot(end: int, garbage: bytes) -> None:
-    """Whichever part of the new slot has reached the disk, the previous slot is read, and the next write is complete
-    again.
+    """If the entries in the new slot have not reached the disk completely, the previous slot is read. Either way,
+    the next write succeeds.
     """
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "journal"

@@ -397,8 +397,8 @@ async def test_a_pool_that_cannot_be_written_is_tainted_immediately(tmp_path: Pa
 
 
 async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> None:
-    """While claims wait, each check on a hung helper takes the full timeout, so only one pool is checked. The devices
-    of all pools are tainted.
+    """While claims wait, each call to a hung helper blocks for the full timeout, so only one pool is checked. The
+    devices of all pools are tainted.
     """
     entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
     node = Node(tmp_path, Api(), hugepages_on_demand=entries)

@@ -74,7 +74,7 @@ async def test_a_claim_without_a_container_is_rebuilt_at_startup(node: Frontend,
 
 
 async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If nothing is missing, the next search happens only after a new report or after a record has changed."""
+    """If no record is lost, the next search takes place only after a new report or a change to a record."""
     searched, lost = list[Ledger](), Ledger.lost
 
     def search(ledger: Ledger) -> dict[ClaimKey, str]:
@@ -536,7 +536,9 @@ async def test_cpus_in_a_report_from_before_a_release_are_held_until_the_next_re
 
 
 async def test_a_report_newer_than_the_end_of_a_release_counts(late: Frontend) -> None:
-    """The container has CPUs that no release covers. Either its claim is rebuilt, or the CPUs stay allocated."""
+    """The backend has read that the claim was released, but still reports a running container of the claim. The claim
+    therefore counts as lost: either its record is rebuilt, or the container's CPUs stay allocated.
+    """
     await late.look()
     renew(late, "i", 3, use("u", frozenset({5})))
     assert late.store.ledger.ended == {("dra.cpu", "u")}
@@ -767,7 +769,7 @@ async def test_an_answer_about_a_lost_claim_is_discarded_when_it_is_released(los
 async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     tmp_path: Path, driver: str, restart: bool, journal: bool
 ) -> None:
-    """The last report before the container exits still names the claim, which still exists on the API server."""
+    """Until the container exits, reports still name the claim, and the claim still exists on the API server."""
     wish = cpus(2) if driver == "dra.cpu" else memory("400Mi", "r", 0, "hugepages-2m")
     node = Frontend(tmp_path, api=Claims(claim("u", wish)))
     await node.store.start()
@@ -953,8 +955,8 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
 
 
 async def test_a_rebuilt_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """``counted`` is determined by the same rule as in Prepare: the kubelet counts only claims on devices that are
-    published with the mapping.
+    """Recovery sets ``counted`` by the same rule as Prepare: the kubelet adds a claim to the limits of its pod and
+    containers only if the claim's devices are published with a node-allocatable mapping.
     """
     config = Config(reserved_cpus=frozenset({0}))
     node = Frontend(tmp_path, api=api, config=config)
@@ -969,7 +971,9 @@ async def test_a_rebuilt_claim_on_devices_without_the_mapping_is_not_counted(tmp
 
 
 async def test_a_release_without_a_file_does_not_count_as_a_record(lost: Frontend) -> None:
-    """The claim is prepared again immediately, and its pages must fit like those of any other claim."""
+    """The claim is unprepared although it has no file. A later Prepare is refused unless the claim's pages fit into the
+    pool, as for any other claim.
+    """
     again = await restarted(lost)
     await again.recovery.round()
     await again.unprepare("new", "dra.memory")

@@ -4,7 +4,7 @@
 The output is an in-toto statement (version 1) with the predicate of SLSA 1.0, without a signature. It contains the
 digest of each file, the commit, the lock files that packages were installed from, and the builder. Optional environment
 variables: REPOSITORY and REGISTRY (see hack/chart_release.py), ARCHITECTURES, and BUILDER, the URI of the build system,
-such as the address of a workflow. The output contains no time stamps, so identical input produces identical output.
+such as the address of a workflow. The output contains no timestamps, so identical input produces identical output.
 """
 
 import hashlib

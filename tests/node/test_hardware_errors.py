@@ -67,5 +67,5 @@ def test_a_failing_controller_taints_the_memory_of_its_socket(failing_controller
     """
     until(lambda: "memory-numa001" in tainted(cluster), "the socket's memory is tainted", within=30)
     taints = cluster.devices()["hugepages-2m-numa001"]["taints"]
-    assert any(taint.items() >= TAINT.items() for taint in taints)  # the server adds a time stamp to the taint
+    assert any(taint.items() >= TAINT.items() for taint in taints)  # the server adds a timestamp to the taint
     assert "memory-numa000" not in tainted(cluster)

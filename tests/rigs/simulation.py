@@ -145,8 +145,8 @@ class Disk(ThreadPoolExecutor):
         self.changed()
 
     def changed(self) -> None:
-        """Gives the directories a new time stamp, because the kernel's clock gives two changes within one tick the same
-        time stamp.
+        """Gives the directories a new timestamp, because the kernel's clock gives two changes within one tick the same
+        timestamp.
         """
         self._stamp += 1
         for directory, _, _ in os.walk(self._root):

@@ -5,8 +5,8 @@ Safety rule: a claim's CPUs stay allocated as long as its file exists, readable 
 the CPUs and memory listed in it remain allocated, but its record is no longer used. Only the removal of the file
 releases the CPUs.
 
-Change detection uses time stamps. The frontend replaces files by rename, so every change updates the directory's
-modification time, and a refresh needs one stat(2) if that time is unchanged. But the kernel's time stamps advance in
+Change detection uses timestamps. The frontend replaces files by rename, so every change updates the directory's
+modification time, and a refresh needs one stat(2) if that time is unchanged. But the kernel's timestamps advance in
 ticks of up to 10 ms, so two changes within one tick have the same stamp:
 
   tick              t                       t+1
@@ -67,7 +67,7 @@ class DirectoryView:
 class _Entry:
     stamp: _Stamp
     scanned_ns: int
-    """Time of the read on the file system's clock, comparable with the file's time stamps."""
+    """Time of the read on the file system's clock, comparable with the file's timestamps."""
     file: ClaimFile | None
     problem: str = ""
     digest: bytes = b""
@@ -75,7 +75,7 @@ class _Entry:
 
 
 stamp_clock_ns: Final = partial(time.clock_gettime_ns, _CLOCK_REALTIME_COARSE)
-"""Returns the time stamp that the kernel would give to a file now."""
+"""Returns the timestamp that the kernel would give to a file now."""
 
 
 def _stamp_of(directory: os.stat_result) -> _Stamp:
@@ -111,14 +111,14 @@ class ClaimDirectory:
         self._stamp: _Stamp = ()
         self._scanned_ns = 0
         self.settled = True
-        """True if the directory's time stamp will show every later change. Otherwise the directory must be scanned
+        """True if the directory's timestamp will show every later change. Otherwise the directory must be scanned
         again.
         """
         self.view = DirectoryView()
         """View as of the last refresh."""
 
     def is_current(self) -> bool:
-        """Returns True if the directory's time stamp proves that the view is current. Takes one system call.
+        """Returns True if the directory's timestamp proves that the view is current. Takes one system call.
 
         Must not be called during a refresh().
         """
@@ -128,7 +128,7 @@ class ClaimDirectory:
             return False
 
     def refresh(self, *, thorough: bool = False) -> DirectoryView:
-        """Returns the current view. ``thorough`` scans the directory even if its time stamp has not changed.
+        """Returns the current view. ``thorough`` scans the directory even if its timestamp has not changed.
 
         Blocks on file I/O. Never raises: the view's problems include unreadable files.
         """
@@ -226,7 +226,7 @@ class ClaimDirectory:
             return _spoilt(before, stamp, now_ns, f"{entry.name} is not a regular file")
         try:
             data = read_regular(entry.path, MAX_CLAIM_FILE)
-            # Most files are read again only because their time stamps are too recent to prove that the files are
+            # Most files are read again only because their timestamps are too recent to prove that the files are
             # unchanged. Parsing a file takes ten times as long as comparing its digest.
             digest = blake2b(data, digest_size=16).digest()
             if before is not None and before.digest == digest:
@@ -267,14 +267,14 @@ class DirectoryReader:
 
     @property
     def settled(self) -> bool:
-        """True if the directory's time stamp will show every later change."""
+        """True if the directory's timestamp will show every later change."""
         return self._directory.settled
 
     async def refresh(self, *, thorough: bool = False) -> None:
-        """Updates the view. ``thorough`` scans the directory even if its time stamp has not changed."""
+        """Updates the view. ``thorough`` scans the directory even if its timestamp has not changed."""
         known = self._directory.view is self.view and not (thorough or self._reading.locked())
         if known and self._directory.is_current():
-            # In most calls the directory's time stamp shows that nothing has changed. The directory is on an in-memory
+            # In most calls the directory's timestamp shows that nothing has changed. The directory is on an in-memory
             # file system, so this system call takes a hundredth of the time that a thread switch takes.
             return
         view = await self._read(thorough=thorough)

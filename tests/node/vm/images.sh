@@ -21,7 +21,7 @@ for deb in "$dir"/image-debs/*.deb; do
   esac
 done
 [ -e "$python/usr/bin/python3" ] || ln -s "$(cd "$python/usr/bin" && echo python3.*[0-9])" "$python/usr/bin/python3"
-# The files in the image get the time stamp 0, so bytecode must not be checked against the time of its source. Without
+# The files in the image get the timestamp 0, so bytecode must not be checked against the time of its source. Without
 # bytecode, Python takes 2 s longer to start.
 chroot "$python" /usr/bin/python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib
 for name in sh ls cat sleep echo env grep sed head tail id ps true false taskset nproc mkdir rm cp kill dd sort wc cut; do

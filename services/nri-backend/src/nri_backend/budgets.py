@@ -83,6 +83,6 @@ REPAIR_SECONDS: Final = 1.0
 pods.
 """
 SETTLE_SECONDS: Final = 0.02
-"""Time after which another change to a file is certain to get a later time stamp, since the clock from which the kernel
-takes time stamps advances in steps of up to 10 ms.
+"""Time after which another change to a file is certain to get a later timestamp, since the clock from which the kernel
+takes timestamps advances in steps of up to 10 ms.
 """

@@ -361,11 +361,11 @@ class Auditor:
         # again would only delay the next hook.
         if due.tick or self._next.claim_files:
             self._next.claim_files = False
-            # A thorough refresh also detects writes to existing files, which do not change the directory's time stamp.
+            # A thorough refresh also detects writes to existing files, which do not change the directory's timestamp.
             known = bool(self._state.files or self._claim_files.view.problems)
             await self._claim_files.refresh(thorough=due.tick and due.records and known)
             if not self._claim_files.settled:
-                # The directory was modified so recently that another change could leave it with the same time stamp.
+                # The directory was modified so recently that another change could leave it with the same timestamp.
                 # It is read again soon, so that the next hook need not read it.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self._reconciler.signals.active:

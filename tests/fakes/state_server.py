@@ -27,7 +27,7 @@ class StateServer:
     """
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tellings: list[list[str]] = field(default_factory=list)
-    """The ids of the containers in each request that contained any."""
+    """For each request that contained containers, their ids."""
     held: tuple[str, int] = ("", 0)
     """Backend and generation of the stored containers."""
     reads_changes: bool = False

@@ -90,8 +90,8 @@ class AilingNode:
         write_tree(small_machine(), self.root)
         for path, text in _HOST.items():
             self.host(path, text.replace("CGROUP", str(self.base / "cgroup")))
-        # The boot id shows the driver that the host root belongs to the running machine. As in its pod, the driver then
-        # uses the unchanged path of any directory that does not exist under the host root.
+        # The boot id tells the driver that the host root belongs to the running machine. If a directory does not exist
+        # under the host root, the driver then uses the path without the host root, as it does in its pod.
         self.host(BOOT, Path(BOOT).read_text())
         for path, text in _CGROUPS.items():
             self.cgroup(path, text)

@@ -186,7 +186,7 @@ def parse_claim_file(name: str, data: bytes) -> ClaimFile:
     """
     identity = parse_cdi_file_name(name)
     if identity is None:
-        raise MalformedError("CDI file", name, "does not have the name of a claim file")
+        raise MalformedError("CDI file", name, "is not named like a claim file")
     driver, uid = identity
     try:
         document = parse_json(data, MAX_CLAIM_FILE, "CDI file", name)

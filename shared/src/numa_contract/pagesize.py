@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page sizes in their various spellings.
+"""Page sizes in their various formats.
 
 Kubernetes writes ``2Mi``, the OCI and cgroups ``2MB``, sysfs ``2048kB``, mount options ``2M``, and this driver ``2m``.
 """
@@ -52,7 +52,7 @@ def sysfs_page_size(page_bytes: int) -> str:
 
 
 def parse_page_size(text: str) -> int:
-    """Parses a size in any of these spellings and returns it in bytes. Raises MalformedError."""
+    """Parses a page size in any of the module's formats and returns it in bytes. Raises MalformedError."""
     match = _TEXT.fullmatch(text.removeprefix("hugepages-"))
     if match is None or int(match[1]) == 0:
         raise MalformedError("page size", text, "is not a page size such as 2m, 2Mi, 2MB or hugepages-2048kB")

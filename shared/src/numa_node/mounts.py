@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the mounts in ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)). Pure."""
+"""Parses the mounts in ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)). This module does no I/O."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for the problems that the driver reports, by status code. Pure.
+"""Remedies for the problems that the driver reports, by status code. This module does no I/O.
 
 The service reports each problem and warning with a ``StatusCode``, and the backend reports the cause of each problem
 and of each rejected container as a ``BackendCode``. The remedy depends only on the code. Messages are displayed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats values for display in the same way for ``status``, ``explain`` and ``inspect``. Pure.
+"""Formats values for display in the same way for ``status``, ``explain`` and ``inspect``. This module does no I/O.
 
 ``kubectl numa`` (``kubectl_numa.quantity``) and the web page (``values.js``) format amounts of memory by the same rule.
 """

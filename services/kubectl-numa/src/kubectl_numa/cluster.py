@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster's devices and claims as values, read from ResourceSlices and ResourceClaims. Pure.
+"""A cluster's devices and claims as values, read from ResourceSlices and ResourceClaims. This module does no I/O.
 
 Objects are read leniently: fields with unexpected values are skipped, so one malformed object never hides the others.
 """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lists that ``nodes``, ``free`` and ``claims`` print: documents for programs, and table rows. Pure.
+"""The lists that ``nodes``, ``free`` and ``claims`` print: documents for programs, and table rows. This module does no
+I/O.
 
 Values in a document are not formatted: lists stay lists, and amounts are numbers whose unit is part of the key.
 ``-o json`` and ``-o yaml`` print the documents. Table rows are built from the same documents, so all output formats

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats rows as tables, and documents as JSON and YAML. Pure.
+"""Formats rows as tables, and documents as JSON and YAML. This module does no I/O.
 
 Claim authors choose some of the strings, and these are printed to a terminal, so every string is escaped.
 """

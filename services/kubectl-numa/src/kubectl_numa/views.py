@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that ``explain`` prints about a pod and its claims. Pure."""
+"""The text that ``explain`` prints about a pod and its claims. This module does no I/O."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""containerd's configuration, interpreted by the rules of the release that uses it. Pure.
+"""containerd's configuration, interpreted by the rules of the release that uses it. This module does no I/O.
 
 The configuration can come from two sources. A dump is the output of ``containerd config dump``: containerd itself has
 merged the files, renamed old sections and filled in its defaults. Files are config.toml and its imports, which the

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container runtime settings that the driver requires: their paths, defaults and required values. Pure.
+"""Container runtime settings that the driver requires: their paths, defaults and required values. This module does no
+I/O.
 
 Claims reach containers through CDI, and limits through NRI. ``nri-backend setup-runtime`` writes these settings, and
 the doctor checks them. :mod:`numa_node.runtimes.containerd` implements how containerd merges its files.

@@ -73,7 +73,7 @@ async def test_an_update_with_a_cpuset_shows_a_static_manager(tmp_path: Path) ->
 
 
 async def test_this_plugins_own_answers_show_no_static_manager(tmp_path: Path) -> None:
-    """The runtime stores the answers and includes them in a synchronization."""
+    """The runtime stores the answers and includes them in its Synchronize call."""
     async with enforcing(Node(tmp_path)) as node:
         env = (*node.claim(cpu_record("c1", "cpus=2-3")), *node.claim(memory_record("m1", ("m", 1, 1 << 20, 4096))))
         await node.run("db", *env)

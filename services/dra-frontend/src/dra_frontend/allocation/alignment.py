@@ -69,7 +69,7 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """The CPUs of each CPU result's device that have this value, keyed by the result's index in the claim."""
+    """For each CPU result, the CPUs of its device that have this value; keyed by the result's index in the claim."""
 
 
 @dataclass(frozen=True, slots=True)

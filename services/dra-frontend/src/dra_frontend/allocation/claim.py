@@ -320,7 +320,8 @@ def _field(document: Mapping[str, Any], key: str, kind: type[T], default: T | No
 
 def _of_kind(what: str, value: object, kind: type[T]) -> T:
     if not isinstance(value, kind):
-        raise Refused(f"{what} must be {_KINDS[kind]}, not {'missing' if value is None else type(value).__name__}")
+        found = "but is missing" if value is None else f"not {type(value).__name__}"
+        raise Refused(f"{what} must be {_KINDS[kind]}, {found}")
     return value
 
 

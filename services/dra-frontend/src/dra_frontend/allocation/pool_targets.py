@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes how many pages each on-demand hugepage pool must have, and which waiting claims already have their pages.
-Pure.
+This module does no I/O.
 
 The kernel has one pool for each NUMA node and page size. The size of an on-demand pool follows the claims:
 

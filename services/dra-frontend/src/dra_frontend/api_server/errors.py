@@ -16,7 +16,7 @@ class KubeError(Exception):
 
 
 class UnavailableError(KubeError):
-    """The server did not respond in time, sent a malformed response, or requested a later retry."""
+    """The server did not respond in time, sent a malformed response, or asked the client to retry later."""
 
     retriable = True
 

@@ -30,7 +30,7 @@ from dra_frontend._pb import (
 HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1beta1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 RESEND_SECONDS: Final = 12.0
-"""Interval at which the list is repeated. It is a multiple of QUIET_SECONDS, so the list is sent at quiet ticks
+"""Interval at which the list is sent again. It is a multiple of QUIET_SECONDS, so the list is sent at quiet ticks
 (numa_node/ticks.py).
 """
 # Time without a report after which the kubelet shows the device as unknown. The loss of one report is tolerated.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the DeviceClasses for a machine's devices. Pure.
+"""Builds the DeviceClasses for a machine's devices. This module does no I/O.
 
 Selectors use attributes that do not change between releases. They also match the devices of the other memory driver
 (dra-driver-memory), which writes page sizes differently and publishes no tier.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input and output of the commands: strictly validated files, and aligned tables, JSON and YAML. Pure."""
+"""Input and output of the commands: strictly validated files, and aligned tables, JSON and YAML. This module does no
+I/O.
+"""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of ``dra-frontend inspect``: values for JSON and YAML, or a table. Pure."""
+"""The output of ``dra-frontend inspect``: values for JSON and YAML, or a table. This module does no I/O."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence

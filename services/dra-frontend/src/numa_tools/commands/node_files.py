@@ -55,9 +55,10 @@ def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFile
 
 
 def kubelet_reserve(settings: Settings) -> int | None:
-    """Returns the bytes of memory that the kubelet reserves, or None if the node's service has not reported it.
+    """Returns the number of bytes of memory that the kubelet reserves, or None if the node's service has not reported
+    it.
 
-    An archive contains the service's document. On a node, the service is queried.
+    The value comes from the service's document: from the copy in the archive, or on a node from the service itself.
     """
     from numa_tools.bundle.archive import STATE  # noqa: PLC0415 - the service imports this module and no archives
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses ``HugePageProvision`` files and computes the number of pages for each NUMA node. Pure."""
+"""Parses ``HugePageProvision`` files and computes the number of pages for each NUMA node. This module does no I/O."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the sources read from a node. Pure."""
+"""Values that the sources read from a node. This module does no I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

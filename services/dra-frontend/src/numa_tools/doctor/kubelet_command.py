@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the flags on the kubelet's command line that determine settings the doctor examines. Pure."""
+"""Parses the flags on the kubelet's command line that determine settings the doctor examines. This module does no I/O.
+"""
 
 import re
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges the parts of a kubelet's configuration as the kubelet does. Pure.
+"""Merges the parts of a kubelet's configuration as the kubelet does. This module does no I/O.
 
 The kubelet reads the ``--config`` file, applies each drop-in in ``--config-dir`` as a JSON merge patch (RFC 7396) in
 the order of a directory walk, and finally applies its command line to the result (mergeKubeletConfigurations and

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of the kubelet's configuration in common distributions. Pure.
+"""Paths of the kubelet's configuration in common distributions. This module does no I/O.
 
 The paths are those of kubeadm, nodeadm from awslabs/amazon-eks-ami, k3s-io/k3s and rancher/rke2, siderolabs/talos,
 openshift/machine-config-operator, k0sproject/k0s, GKE, Azure/AgentBaker and canonical/microk8s.

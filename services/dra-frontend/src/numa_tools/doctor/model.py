@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions of checks and their findings. Pure."""
+"""Definitions of checks and their findings. This module does no I/O."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which of a node's container runtimes the kubelet uses. Pure.
+"""Determines which of a node's container runtimes the kubelet uses. This module does no I/O.
 
 A node may have the files of several runtimes: Docker's containerd alongside k3s's own, or leftovers from a removed
 distribution. The evidence, strongest first, is: the runtime that the kubelet reports to the API server or that the

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extracts the runtime settings that the driver depends on from the runtime's configuration files or output. Pure.
+"""Extracts the runtime settings that the driver depends on from the runtime's configuration files or output. This
+module does no I/O.
 
 A setting has a value only if every release that may be running reads that value from the files. Otherwise the setting
 is Unclear, and the results of the checks that need it are unknown. :mod:`numa_node.runtimes.settings` defines the

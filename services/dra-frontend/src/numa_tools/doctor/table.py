@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists all checks, ordered so that causes precede their effects, and runs the checks on facts. Pure."""
+"""Lists all checks, ordered so that causes precede their effects, and runs the checks on facts. This module does no
+I/O.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Final

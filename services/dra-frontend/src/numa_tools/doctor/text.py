@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text output of ``dra-frontend doctor``: the findings by group, then the checks that could not be run. Pure."""
+"""Text output of ``dra-frontend doctor``: the findings by group, then the checks that could not be run. This module
+does no I/O.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses systemd units and environment files to determine a service's arguments. Pure.
+"""Parses systemd units and environment files to determine a service's arguments. This module does no I/O.
 
 The rules are those of systemd.unit(5), systemd.service(5) and systemd.exec(5): an empty assignment resets a list,
 the value of a word ``$NAME`` is split into words, ``${NAME}`` is replaced within a word, and an unset variable expands

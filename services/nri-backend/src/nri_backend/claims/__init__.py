@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines, from the claim records, which claims a container holds. Pure: nothing here reads from the kernel."""
+"""Determines, from the claim records, which claims a container holds. This package reads nothing from the kernel."""

@@ -356,7 +356,7 @@ class Reconciler:
         return await asyncio.to_thread(observe_sets, self._tree, tracked.identity.cgroup)
 
     async def populated(self, containers: Sequence[Tracked]) -> list[bool]:
-        """Returns a list with True for each container that has a process or whose processes cannot be read.
+        """Returns a boolean for each container: True if it has a process, or if its processes cannot be read.
 
         One thread reads all of them, since switching to a thread and back takes 20 times as long as a single read.
         """

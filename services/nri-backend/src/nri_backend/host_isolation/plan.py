@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the affinities to write while some CPUs must be vacated, and the originals to restore later. Pure.
+"""Computes the affinities to write while some CPUs must be vacated, and the originals to restore later. This module
+does no I/O.
 
 A *movable* is anything whose set of CPUs (its affinity) the backend may overwrite: an interrupt, the unbound
 workqueues, or a systemd slice. The affinity that it had before is its *original*. Originals are stored in a file before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that claims agree with their records and with the containers that use them. Pure."""
+"""Checks that claims agree with their records and with the containers that use them. This module does no I/O."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final

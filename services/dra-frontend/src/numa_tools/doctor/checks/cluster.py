@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the API server serves the resources and grants the rights that the driver needs, and that the published
-slices are intact. Pure.
+slices are intact. This module does no I/O.
 """
 
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the configuration suits the machine. Pure."""
+"""Checks that the configuration suits the machine. This module does no I/O."""
 
 from collections.abc import Iterator
 from typing import Final

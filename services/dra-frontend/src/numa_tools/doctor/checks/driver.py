@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that exactly one complete driver is running. Pure."""
+"""Checks that exactly one complete driver is running. This module does no I/O."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks disk space, open files, and the host processes that run on claimed CPUs or use hugepages. Pure."""
+"""Checks disk space, open files, and the host processes that run on claimed CPUs or use hugepages. This module does no
+I/O.
+"""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the kernel can enforce claims. Pure."""
+"""Checks that the kernel can enforce claims. This module does no I/O."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple

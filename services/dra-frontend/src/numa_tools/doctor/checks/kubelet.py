@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the kubelet leaves CPUs and memory to claims, and that its reserves match the driver's. Pure."""
+"""Checks that the kubelet leaves CPUs and memory to claims, and that its reserves match the driver's. This module does
+no I/O.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping

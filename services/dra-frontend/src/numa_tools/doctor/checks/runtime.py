@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the container runtime is connected to the driver and passes claims to containers. Pure."""
+"""Checks that the container runtime is connected to the driver and passes claims to containers. This module does no
+I/O.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the flags on the kubelet's command line that determine settings the doctor examines. This module does no I/O.
+"""Parses the flags on the kubelet's command line that determine settings the doctor examines. This module does
+no I/O.
 """
 
 import re

@@ -38,7 +38,7 @@ _MAX_TOMBSTONES: Final = 256
 
 
 class ClaimFiles(ClaimDirectory):
-    """This node's claim files. Every method blocks on the disk and requires the claims lock.
+    """This node's claim files. Every method except is_current() blocks on the disk and requires the claims lock.
 
     ``view`` contains the result of the last scan, updated with the changes that this instance has made since.
     """
@@ -52,7 +52,9 @@ class ClaimFiles(ClaimDirectory):
 
     @property
     def problems(self) -> dict[str, str]:
-        """Reasons why files cannot be used, by file name. The quarantine contains copies of these files."""
+        """Reasons why files cannot be used, by file name. The quarantine contains copies of these files, except those
+        that could not be copied and those that newer copies have displaced.
+        """
         files = {name: problem for name, problem in self.view.problems.items() if name}
         return {**self._set_aside, **files}
 
@@ -101,7 +103,9 @@ class ClaimFiles(ClaimDirectory):
         self.note((driver, uid), None)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
-        """Removes the file of a record that conflicts with a record in use. A copy is kept in quarantine."""
+        """Removes the file of a record that conflicts with a record in use. A copy is kept in quarantine, unless
+        copying fails, which is only logged.
+        """
         name = cdi_file_name(record.driver, record.claim.uid)
         self._copy(name)
         self.remove(record.driver, record.claim.uid)
@@ -162,9 +166,9 @@ class Change:
 class Transaction:
     """The node's claims while the claims lock is held: the ledger to allocate from, and the methods that change claims.
 
-    A change made by a method is final, even if a later step fails. A method that raises OSError has changed nothing.
-    Once the store has loaded the transaction, all changes go through these methods, so that the ledger is rebuilt
-    after each change.
+    A change made by a method is final, even if a later step fails. A method that raises OSError has changed nothing,
+    except that write() may have replaced the metadata files of a claim that already had a file. Once the store has
+    loaded the transaction, all changes go through these methods, so that the ledger is rebuilt after each change.
     """
 
     _files: ClaimFiles

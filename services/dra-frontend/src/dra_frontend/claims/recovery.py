@@ -136,10 +136,10 @@ class Recovery:
                     await self.round()
 
     async def attempted(self) -> None:
-        """Waits until every lost claim in the journal has been read once, but for at most a few seconds.
+        """Waits until every lost claim in the journal has been read by name once, but for at most a few seconds.
 
         Does not wait for claims whose loss the backend has not confirmed yet, since they are read only after the
-        confirmation.
+        confirmation. Nor does it wait for the lists in which claims are found whose name is unknown.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self.patience):

@@ -135,7 +135,7 @@ class NodeClaims:
     async def _read(self, driver: str, claim: ClaimName) -> DriverClaim | Answer:
         """Reads a claim and parses the parts that its author wrote, without holding the claims lock.
 
-        Returns an Answer if the claim is rejected or needs no allocation.
+        Returns an Answer if the claim is refused or needs no allocation.
         """
         try:
             document = await self.claim_reader.get_claim(claim.namespace, claim.name)

@@ -13,7 +13,8 @@ A claim holds its CPUs and pages from the moment its file exists. After NodeUnpr
 journal keeps the release, including the resources, until the backend's reports prove that none of the claim's
 containers is running. This order makes a crash at any point safe: a file without a journal entry is adopted, a journal
 entry without a file is a lost claim, and no CPU is reallocated before the end of its release has been written to the
-journal.
+journal. The last part does not hold while the journal cannot be written: a failed write is only reported
+(``journal_problem``) and retried, and the transaction continues.
 """
 
 import asyncio
@@ -158,7 +159,8 @@ class ClaimStore:
 
         This is the case if no release is in progress, no file is lost, and modification times show that neither the
         directory nor the journal has changed. The check takes two system calls. Both paths are on a tmpfs, so the event
-        loop may run the check.
+        loop may run the check. It does so without the claims lock: while a transaction is running, the result may be
+        wrong, but that transaction scans anyway.
         """
         ledger, view = self._ledger, self._files.view
         pending = ledger.releasing or ledger.absent or ledger.files is not view.files

@@ -12,7 +12,8 @@ visible in the status of the pods that use the device. The effects depend on the
   hugepages on demand are not available   yes                           unchanged
   enforcement: observe                    yes (attribute and taint)     unchanged
 
-A device that no longer exists stays published, without capacity, as long as a claim holds a part of it.
+A device that no longer exists stays published, tainted and with the smallest capacity that the API server accepts, as
+long as a claim holds a part of it.
 """
 
 import logging

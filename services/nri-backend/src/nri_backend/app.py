@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the backend from its parts and runs it. All of the process's tasks are started here.
 
-The plugin connects to the runtime before this instance acquires the active lock, so a standby already knows every
-container when it becomes active. Nothing here waits for the frontend. On shutdown, all tasks end before the lock is
-released, so two instances never enforce claims at the same time.
+The plugin connects to the runtime without waiting for the active lock, so a standby already knows every container when
+it becomes active. Nothing here waits for the frontend. On shutdown, all tasks end before the lock is released, so two
+instances never run hooks or audits as the active instance at the same time. A job that is running in the cgroup
+worker's thread (node/worker.py) is not waited for: its current step may write after the lock has been released.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ Therefore every hook is answered in time, with an error if necessary, and the ku
   0 s                                                          1.2 s       1.5 s             2 s
   ├── CLEAR: wait for other containers to leave the CPUs ────────┤           │                 │
   │                                                              ├─ the job ─┤                 │
-  ├── DEADLINE: then the hook is cancelled and answered ─────────────────────┤                 │
+  ├── DEADLINE: then the hook is cancelled ──────────────────────────────────┤                 │
   │                                                                          ├─ KILL ──┤       │
   └── the runtime's request timeout ───────────────────────────────────────────────────────────┘
 
@@ -17,8 +17,9 @@ Therefore every hook is answered in time, with an error if necessary, and the ku
 * The last 0.3 s before the deadline are reserved for the hook's own job in the cgroup worker. The hook's job may have
   to wait for one audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The hook's own job takes
   1 to 5 ms.
-* A container may run even though its hook was cancelled (CRI-O starts it despite the error). A container with a claim
-  is then killed within KILL_SECONDS of the deadline.
+* A container may run even though its hook was cancelled (CRI-O starts it despite the error). If the container's
+  environment names a claim, the cancelled hook kills it, and waits for the kill for at most KILL_SECONDS before it is
+  answered. Any other cancelled hook is answered at the deadline.
 * The remaining quarter of a second allows for sending the answer and for stalls in this process.
 
 The audit's intervals determine how long a fault that no event reports can last: see "What only polling finds" in
@@ -30,12 +31,14 @@ from typing import Final
 REQUEST_SECONDS: Final = 2.0
 """Request timeout assumed for a runtime that does not report one."""
 DEADLINE_SHARE: Final = 0.75
-"""Fraction of the request timeout after which a hook is answered with an error."""
+"""Fraction of the request timeout after which a hook is cancelled, so that it is answered with an error."""
 CLEAR_SHARE: Final = 0.6
 """Fraction of the request timeout for which a hook waits for other containers to leave the CPUs."""
 KILL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.05
-"""Interval between repeated requests to move the same containers while a hook waits for them to leave."""
+"""Interval between repeated requests to move the same containers while a hook waits for them to leave, and between two
+jobs of a start if the first one finds other containers on the CPUs.
+"""
 MAX_TRIES: Final = 3
 """Maximum number of jobs that are run for one container start if the container's plan keeps changing: the first job,
 plus one for each time that the plan changes during a job. Retries for other reasons are not counted.
@@ -77,7 +80,9 @@ OBSERVE_SECONDS: Final = 10.0
 KILLS_SECONDS: Final = 6.0
 """Interval between counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0
-"""Minimum interval between counts of killed processes if kernel events trigger the counts."""
+"""Minimum interval between counts of killed processes if kernel events trigger the counts, and between two events of
+one exited container's cgroup that wake the audit.
+"""
 REPAIR_SECONDS: Final = 1.0
 """Minimum interval between partition repairs, so that a pod that keeps breaking its partition does not delay other
 pods.

@@ -434,8 +434,9 @@ class NodeState:
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns the partition type that the container's cgroup must have, or "" if it must not be a partition.
 
-        If the kernel has refused the partition before, its type is returned only if ``again`` is set. The cgroup of an
-        exited container is never made a partition.
+        If the kernel has refused the partition before, its type is returned only if ``again`` is set, or if the
+        container has not started yet and must be a partition. The cgroup of an exited container is never made a
+        partition.
         """
         kind = tracked.entitlement.partition if tracked.phase not in ENDED else ""
         if not (kind and self.pool.by_kernel and tracked.entitlement.cpus & self.host.online):

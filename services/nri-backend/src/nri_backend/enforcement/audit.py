@@ -24,8 +24,9 @@ nodes of the containers that a claim depends on and whose files can change witho
 compares limits and the cgroups above containers; one is due at the tick after a repair. An *everyone* audit, which is
 due every ALL_SECONDS and when CPUs go offline or online, is a full audit of all running containers that also retries
 partitions that the kernel has refused. An audit skips containers whose plan has not changed and whose files have not
-changed since they were last read; it reads all of them only once every READ_SECONDS. Claim files and enforcement
-records are compared every RECORDS_SECONDS.
+changed since they were last read. It reads all of them only once every READ_SECONDS, and when ``request_audit`` was
+called, for example because the runtime has listed its containers; ``request_audit`` also makes an everyone audit due.
+Claim files and enforcement records are compared every RECORDS_SECONDS.
 
 The lists of containers that a round needs are recomputed only after a state change (AuditScope): on a quiet node, a
 tick does little more than compare files.
@@ -300,8 +301,8 @@ class Auditor:
     async def run_forever(self) -> None:
         """Runs a round at each tick and after each event; never returns.
 
-        Raises DirectoryReplacedError if the mounted CDI directory was replaced, one tick after the replacement was
-        reported as a problem: only a new container can mount the new directory.
+        Raises DirectoryReplacedError if the mounted CDI directory was replaced, since only a new container can mount
+        the new directory. It does so at the first tick after the replacement was detected and reported as a problem.
         """
         news = self._reconciler.signals.audit
         self.partitions.listen()

@@ -3,10 +3,11 @@
 
 CreateContainer reads the claim files, authorizes the container, waits until no other container is on its CPUs, and
 answers with the container's resources, which the runtime writes to the new cgroup. StartContainer repeats these steps,
-since the claim files and the cgroups may have changed in the meantime. It then writes the cgroup files that differ,
-verifies them, and writes an enforcement record; if this fails, it kills the container. The other hooks apply a
-lifecycle event to the container (containers/lifecycle.py). A figure in DESIGN.md ("The backend") shows the path from
-the hooks to the cgroup's files.
+since the claim files and the cgroups may have changed in the meantime. It then writes the cgroup files that differ, and
+verifies them; if this fails for a container with a claim, or for one that may be on held CPUs, it kills the container.
+For a container with a claim it also writes an enforcement record; if only this fails, the container starts, and an
+audit writes the record again. The other hooks apply a lifecycle event to the container (containers/lifecycle.py). A
+figure in DESIGN.md ("The backend") shows the path from the hooks to the cgroup's files.
 """
 
 import asyncio
@@ -151,7 +152,10 @@ class Enforcer:
         return stored_updates(containers, self.state) if self.signals.active else []
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
-        """Returns the container's resources once no other container is on its CPUs. Raises RejectedError."""
+        """Returns the container's resources once no other container is on its CPUs. Raises RejectedError.
+
+        An instance that does not enforce claims does not wait for other containers, and its answer changes nothing.
+        """
         await self.claim_files.refresh()
         # A standby may be called after the active instance. The limits that it receives then include the active
         # instance's answer.
@@ -231,7 +235,11 @@ class Enforcer:
         return [] if resources == Resources() else [Update(container.id, resources)]
 
     async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:
-        """Ends enforcement for the container. Its claims' CPUs and pages stay held because of the claim records."""
+        """Handles the container's exit. Its claims' CPUs and pages stay held because of the claim records.
+
+        While a process of the container may still exist, the audit keeps the container's cgroup in sync, unless the
+        cgroup is a partition.
+        """
         if (tracked := self.state.containers.get(container.id)) is None:
             return []
         if self.signals.active:
@@ -297,13 +305,14 @@ class Enforcer:
     async def _supersede(self, tracked: Tracked) -> None:
         """Removes the claims from those earlier attempts to create the same container that have not been started.
 
-        Not every runtime reports the end of a failed attempt. An attempt without a cgroup is forgotten. An attempt with
-        a cgroup may exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits
-        for the start. If the kubelet is restarted before StartContainer, it creates the container again. It removes the
-        first attempt only by garbage collection, which retains the latest dead container of each name. The attempt's
-        cpuset contains the claims' CPUs, and the kernel refuses a partition that overlaps with a sibling's cpuset. The
-        attempt is therefore treated as a sibling without claims that has not started: its cgroup gets other CPUs before
-        the new attempt becomes a partition (plans_before_partition).
+        Not every runtime reports the end of a failed attempt. An attempt without a cgroup is forgotten, except one in
+        the LISTED phase, which is left unchanged. An attempt with a cgroup may exist as long as the pod: CRI-O creates
+        the cgroup in CreateContainer, with a process that waits for the start. If the kubelet is restarted before
+        StartContainer, it creates the container again. It removes the first attempt only by garbage collection, which
+        retains the latest dead container of each name. The attempt's cpuset contains the claims' CPUs, and the kernel
+        refuses a partition that overlaps with a sibling's cpuset. The attempt is therefore treated as a sibling without
+        claims that has not started: its cgroup gets other CPUs before the new attempt becomes a partition
+        (plans_before_partition).
         """
         siblings = self.state.containers.of_pod(tracked.identity.pod.uid)
         earlier = [one for one in siblings if one.identity.name == tracked.identity.name and one.id != tracked.id]

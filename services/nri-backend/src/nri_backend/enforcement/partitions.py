@@ -158,9 +158,9 @@ def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bo
     """Turns a partition into a member if the kernel has invalidated it. With ``valid``, also does so if it is valid.
 
     If an invalid partition's cgroup is removed, the kernel loses the partition's CPUs and damages its list of
-    partitions (docs/adr/0029). Returns True if the cgroup was a member already or has been turned into one; a failed
-    write is only logged. Returns False if the cgroup was left unchanged because its partition is valid, because it is
-    gone or has no process, or because its files cannot be read.
+    partitions (docs/adr/0029). Returns True if the cgroup was a member already or has been turned into one, and also if
+    the write for this has failed, which is only logged. Returns False if the cgroup was left unchanged because its
+    partition is valid, because it is gone or has no process, or because its files cannot be read.
     """
     with _CHANGING:
         try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
-This module makes every change to a container's cgroup except ``cgroup.kill`` (start.py). Which containers are changed
-depends on the cause. A hook changes one container, and the audit changes the containers that may differ from their
-plans. A change to the shared pool affects the containers that are misplaced, and a partition event affects the
+Every change to a container's cgroup goes through this module, except ``cgroup.kill`` (start.py). Which containers are
+changed depends on the cause. A hook changes one container, and the audit changes the containers that may differ from
+their plans. A change to the shared pool affects the containers that are misplaced, and a partition event affects the
 containers in one pod. The blocking code is in apply.py, and node/worker.py runs it in jobs, one at a time.
 """
 
@@ -245,8 +245,8 @@ class Reconciler:
     async def apply_some(
         self, ids: Sequence[str], late: Callable[[list[Outcome]], object], *, full: bool, again: bool = False
     ) -> list[Outcome]:
-        """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those that were audited in this
-        time.
+        """Audits the cgroups of running containers for JOB_SECONDS. Returns the outcomes of those that were audited in
+        this time.
 
         If a kernel call hangs, ``late`` is called with the affected container's outcome once the call has returned.
         """
@@ -284,7 +284,9 @@ class Reconciler:
     async def apply_groups(
         self, groups: Mapping[str, str | None], late: Callable[[list[Outcome]], object]
     ) -> list[Outcome]:
-        """Audits cgroups above containers for 10 ms, like apply_some(). ``groups`` is as returned by groups_above()."""
+        """Audits cgroups above containers for JOB_SECONDS, like apply_some(). ``groups`` is as returned by
+        groups_above().
+        """
         step = partial(audit_group, self._tree, self._notes)
 
         def planned() -> tuple[Plans, list[Step[Outcome]]]:

@@ -13,9 +13,9 @@ source of this information is lost while a process of the container still runs:
   CPUs.
 
 Since a record is enough to entitle its container to CPUs, records are kept in one of the backend's own directories,
-where no pod can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A
-container with the same id after a reboot, or one that was deliberately given this id, has a different inode, so the
-record does not apply to it.
+where no pod can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. So a
+record does not apply to another container that has the same id, for example one that was deliberately given this id. A
+reboot removes all records, since the run directory is on a tmpfs by default.
 
 A record is written by the job that has applied the settings of a starting container with a claim and has read them
 back. It is written again, by the hook or an audit, if the claims, the ``answered`` mark or the fallback change. For a
@@ -301,7 +301,9 @@ class Recorder:
 
     @property
     def has_written(self) -> bool:
-        """True if there are enforcement records for tracked containers."""
+        """True if enforcement records that this instance has written or read may still exist. They may also belong to
+        containers that are no longer tracked; forget_others() removes those.
+        """
         return bool(self._written)
 
     async def answered(self, tracked: Tracked) -> None:

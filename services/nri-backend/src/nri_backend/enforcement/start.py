@@ -16,7 +16,8 @@ container's CPUs. In that case the hook waits again, until the same deadline. A 
 when the job begins. If the plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that
 the container starts with the plan of the last job, and the audit applies the new one.
 
-If the settings of a container with a claim cannot be applied, the container is rejected. Its process is also killed,
+If the settings of a container with a claim cannot be applied, the container is rejected; so is a container without a
+claim whose settings cannot be applied and that may be on held CPUs. The process of a rejected container is also killed,
 because a runtime may start the container despite the error.
 """
 

@@ -43,8 +43,8 @@ from nri_backend.limits.claimed import limit_text
 from nri_backend.problems import NO_PROBLEM
 
 MAX_UNKNOWN: Final = 16
-"""Maximum number of rejected claims in each of the lists ``unknown_claims`` and ``refused_claims`` of a container's
-report. The lists are limited because the pod's author controls how many claims a container names.
+"""Maximum number of claims that a rejection adds to each of the lists ``unknown_claims`` and ``refused_claims`` of a
+container's report. The lists are limited because the pod's author controls how many claims a container names.
 """
 _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.ABSENT: "unknown",

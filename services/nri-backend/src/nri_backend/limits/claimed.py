@@ -22,7 +22,7 @@ written by the kubelet and becomes the new original limit:
   both claims end                       5 GiB    none
 
 Therefore a backend restart, or a crash in the middle of a write, never adds an increase to a limit that already
-includes it.
+includes it. The only exception is a tree in which the notes cannot be stored (``OriginalLimits`` in node/cgroups.py).
 
 Hugepages. The kubelet limits a container's hugepages to the amount in the pod spec, which does not include claims. A
 container with a claim gets that limit plus the claimed bytes, and its pod's cgroup gets the original limit plus the

@@ -114,8 +114,8 @@ class ActiveLock:
             self.beat()
 
     def set_idle(self, *, idle: bool) -> None:
-        """Switches to the idle or the normal heartbeat interval, and immediately writes a heartbeat with the new
-        interval.
+        """Switches to the idle or the normal heartbeat interval. If this instance holds the lock, immediately writes a
+        heartbeat with the new interval.
         """
         self._own = replace(self._own, every=IDLE_SECONDS if idle else EVERY_SECONDS)
         if self._held:

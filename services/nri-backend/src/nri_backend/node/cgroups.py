@@ -170,7 +170,9 @@ class CgroupTree:
         return data.decode(errors="replace").strip()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes a file in one system call. Raises the same errors as read()."""
+        """Writes a file in one system call. Raises the same errors as read(), and CpusetWriteError if this view must
+        not write the file.
+        """
         if not text or not path:
             # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes. No caller
             # deliberately writes an empty cpuset, or writes to the root cgroup.

@@ -2,10 +2,10 @@
 """A single worker for the cgroup tree. It does blocking work in a thread, one job at a time, hooks first.
 
 A write to ``cpuset.cpus`` acquires the same kernel locks as creating a cgroup, and can take milliseconds. So the event
-loop never writes to that file itself. Two jobs never write at the same time, so the value written last is also the one
-requested last. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
-comes. An audit job ends after JOB_SECONDS and leaves the rest of its steps to a later job, so a hook waits no longer
-than that. Jobs for hooks overtake all waiting audit jobs.
+loop never writes to that file itself. Except while a kernel call hangs (see below), two jobs never write at the same
+time, so the value written last is also the one requested last. A job consists of steps, each for one container or
+cgroup, and its steps are computed when its turn comes. An audit job ends after JOB_SECONDS and leaves the rest of its
+steps to a later job, so a hook waits no longer than that. Jobs for hooks overtake all waiting audit jobs.
 
 A hook's job usually takes less time than its result takes to travel back through the executor and the event loop. So
 the event loop blocks until such a job ends, for at most HOLD_SECONDS. It could do little else in this time, since

@@ -5,8 +5,9 @@ What happens on the node depends on the kind of failure (NRI pkg/adaptation/plug
 the pod's operation, and the kubelet retries it. If there is no response within the runtime's request timeout, the
 runtime disconnects the plugin and continues the operation without it: the container starts without enforcement.
 Therefore every call gets a response in time. A hook that has not finished after three quarters of the timeout is
-cancelled and answered with DEADLINE_EXCEEDED; budgets.py shows what the last quarter is for. The timeout is the one in
-the call, else the one that the runtime reported in Configure (since NRI 0.6), else the default of 2 s.
+cancelled, and once it has ended, it is answered with DEADLINE_EXCEEDED; budgets.py shows what the last quarter is for.
+The timeout is the one in the call, else the one that the runtime reported in Configure (since NRI 0.6), else the
+default of 2 s.
 
 The functions below the service class convert between NRI messages and the values of model.py. Protobuf is not used
 outside this package.
@@ -48,8 +49,8 @@ MAX_CONTAINERS = 16384
 snapshot can use.
 """
 _log = logging.getLogger(__name__)
-# Events that every NRI release supports. A runtime disconnects a plugin that subscribes to an unknown event, and an
-# empty mask subscribes to all events, including validation.
+# Events that NRI 0.6 and all later releases support. A runtime disconnects a plugin that subscribes to an unknown
+# event, and an empty mask subscribes to all events, including validation.
 _EVENTS = (
     pb.RUN_POD_SANDBOX,
     pb.STOP_POD_SANDBOX,

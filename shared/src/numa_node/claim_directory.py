@@ -2,8 +2,9 @@
 """Cached view of the claim files in the CDI directory, cheap enough to be refreshed in every hook.
 
 Safety rule: a claim's CPUs stay allocated as long as its file exists, readable or not. If a file becomes unreadable,
-the CPUs and memory listed in it remain allocated, but its record is no longer used. Only the removal of the file
-releases the CPUs.
+the CPUs and memory that were last read from it remain allocated, but its record is no longer used. Only the removal of
+the file releases the CPUs. For a file that this process has never been able to read, the view contains only a problem;
+the CPUs are then known only from the frontend's journal and from enforcement records.
 
 Change detection uses timestamps. The frontend replaces files by rename, so every change updates the directory's
 modification time, and a refresh needs one stat(2) if that time is unchanged. But the kernel's timestamps advance in
@@ -120,7 +121,7 @@ class ClaimDirectory:
     def is_current(self) -> bool:
         """Returns True if the directory's timestamp proves that the view is current. Takes one system call.
 
-        Must not be called during a refresh().
+        During a refresh() in another thread, the result may be wrong: the timestamp may be newer than the view.
         """
         try:
             return self.settled and _stamp_of(os.stat(self._path)) == self._stamp  # noqa: PTH116

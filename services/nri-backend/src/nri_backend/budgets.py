@@ -17,7 +17,7 @@ Therefore every hook is answered in time, with an error if necessary, and the ku
 * The last 0.3 s before the deadline are reserved for the hook's own job in the cgroup worker. The hook's job may have
   to wait for one audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The hook's own job takes
   1 to 5 ms.
-* A container may run even though its hook was cancelled (CRI-O starts it despite the error). If the container's
+* A container may run even though its start was cancelled (CRI-O starts it despite the error). If the container's
   environment names a claim, the cancelled hook kills it, and waits for the kill for at most KILL_SECONDS before it is
   answered. Any other cancelled hook is answered at the deadline.
 * The remaining quarter of a second allows for sending the answer and for stalls in this process.

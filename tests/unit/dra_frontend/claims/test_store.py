@@ -294,6 +294,50 @@ async def test_the_end_of_a_release_is_journaled_before_its_cpus_are_reallocated
     assert (again.cpus("v"), again.cpus("u") & held) == (held, frozenset())
 
 
+async def test_released_cpus_stay_held_until_the_end_of_the_release_is_in_the_journal(tmp_path: Path) -> None:
+    """While the journal cannot be written, its file contains the release. The next instance would return the CPUs to
+    the released claim if it were prepared again, so no other claim may get them until the journal is written.
+    """
+    node = Frontend(tmp_path, None, claim("u", cpus(1)), claim("v", cpus(1)), claim("w", cpus(1)))
+    await node.store.start()
+    assert (await node.prepare("u")).error is None
+    held = node.cpus("u")
+    assert (await node.unprepare("u")).error is None
+    journal = tmp_path / "claims.journal"
+    journal.rename(tmp_path / "aside")
+    journal.mkdir()
+    assert (await node.prepare("v")).error is None
+    assert node.journal.problem
+    assert not node.cpus("v") & held
+    journal.rmdir()
+    (tmp_path / "aside").rename(journal)
+    again = Frontend(tmp_path, api=node.api, enforced=False)
+    await again.store.start()
+    unread = BackendStatus(instance="j", generation=1, records=0, active=True, synchronized=True)
+    again.backend.renew(unread, [])
+    assert (await again.prepare("u")).error is None
+    assert (again.cpus("u"), again.cpus("u") & again.cpus("v")) == (held, frozenset())
+
+
+async def test_released_cpus_are_freed_once_the_journal_can_be_written_again(tmp_path: Path) -> None:
+    """Neither a transaction that allocates nor one that does not frees the CPUs before that."""
+    node = Frontend(tmp_path, None, claim("u", cpus(1)))
+    await node.store.start()
+    assert (await node.prepare("u")).error is None
+    journal = tmp_path / "claims.journal"
+    journal.rename(tmp_path / "aside")
+    journal.mkdir()
+    assert (await node.unprepare("u")).error is None
+    for allocates in (True, False, True):
+        await node.store.transact(lambda t: t, allocates=allocates)
+        assert ("dra.cpu", "u") in node.store.ledger.releasing
+    journal.rmdir()
+    await node.store.transact(lambda t: t)
+    await node.store.transact(lambda t: t)
+    assert not node.store.ledger.releasing
+    assert not node.journal.problem
+
+
 async def test_two_releases_that_change_state_together_take_one_journal_write(node: Frontend) -> None:
     """The kubelet releases a pod's claims one driver at a time, and waits for each release. The end of the first
     release and the beginning of the second are written together.

@@ -289,6 +289,14 @@ class Transaction:
         if remember:
             self._remember(key)
 
+    def hold_again(self, freed: Mapping[ClaimKey, ClaimFile]) -> None:
+        """Undoes free() for claims that have not been prepared again. ``freed`` contains their former resources."""
+        self._ledger = None
+        for key, file in freed.items():
+            if key not in self.present:
+                self.releasing[key] = file
+        self.changes = [c for c in self.changes if c.kind != "freed" or (c.driver, c.uid) not in self.releasing]
+
     def _forget_answer(self, key: ClaimKey) -> None:
         if key in self.answered:
             self.answered = {other: answer for other, answer in self.answered.items() if other != key}

@@ -273,28 +273,28 @@ class ClaimStore:
         allocates: bool,
         reads_changes: bool,
     ) -> T:
-        has_freed = self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
-        if has_freed and allocates:
+        freed = self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
+        if freed and allocates:
             # The journal is written before the CPUs and pages are allocated again. Otherwise, if this instance died,
             # the next instance would find the release in the journal and, if the released claim were prepared again,
             # would return the resources to it.
-            self._write_journal(transaction)
+            freed = self._write_journal(transaction, freed)
         try:
             # Only a thorough scan looks for missing metadata files.
             if restoring and (transaction.vanished or thorough) and not self.detached:
                 transaction.restore()
             return change(transaction)
         finally:
-            self._write_journal(transaction)
+            self._write_journal(transaction, freed)
             ledger, self._present = replace(transaction.ledger, containers=()), transaction.present
             if ledger.files is not self._ledger.files or ledger != self._ledger:
                 self._ledger = ledger
 
     def _load(
         self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
-    ) -> bool:
-        """Fills the transaction from disk, and ends releases whose containers have exited. Returns True if any release
-        was ended.
+    ) -> dict[ClaimKey, ClaimFile]:
+        """Fills the transaction from disk, and ends releases whose containers have exited. Returns the claims whose
+        release was ended, with their former resources.
 
         ``unacked`` contains claims whose release the backend has not read yet. ``reads_changes`` is True if the backend
         reads the changes that this instance publishes.
@@ -356,26 +356,47 @@ class ClaimStore:
         if reads_changes:
             transaction.unconfirmed |= lost
 
-    def _end_releases(self, transaction: Transaction, unacked: frozenset[ClaimKey]) -> bool:
-        """Frees released claims that have no containers, if the reports are complete. Returns True if any claim was
-        freed.
+    def _end_releases(self, transaction: Transaction, unacked: frozenset[ClaimKey]) -> dict[ClaimKey, ClaimFile]:
+        """Frees released claims that have no containers, if the reports are complete. Returns the freed claims with
+        their former resources.
 
         Claims in ``unacked`` stay held: one of their containers may have started just before the release, and only a
         backend that has read the release is certain to report that container.
         """
         if not (transaction.releasing and transaction.certain):
-            return False
+            return {}
         ledger, confirmed = transaction.ledger, transaction.releasing.keys() - unacked
-        ended = [key for key in transaction.releasing if key in confirmed and not ledger.users(key[1])]
+        ended = {
+            key: file for key, file in transaction.releasing.items() if key in confirmed and not ledger.users(key[1])
+        }
         for key in ended:
             transaction.free(key, remember=transaction.unlisted)
-        return bool(ended)
+        return ended
 
-    def _write_journal(self, transaction: Transaction) -> None:
-        # The journal is given copies, because it keeps them for comparison with the next entries while the transaction
-        # may still change its own dictionaries.
-        cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
-        self._journal.write(Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus))
+    def _write_journal(
+        self, transaction: Transaction, freed: Mapping[ClaimKey, ClaimFile]
+    ) -> Mapping[ClaimKey, ClaimFile]:
+        """Writes the journal. Returns the claims in ``freed`` if they still have to be written, else nothing.
+
+        If the write fails, the ``freed`` claims are held again, because their release has not ended in the file that
+        the next instance will read.
+        """
+        self._journal.write(_entries(transaction))
+        if not (freed and self._journal.problem):
+            return {}
+        transaction.hold_again(freed)
+        self._journal.write(_entries(transaction))
+        return freed if self._journal.problem else {}
+
+
+def _entries(transaction: Transaction) -> Entries:
+    """Returns the journal's entries for a transaction.
+
+    They are copies, because the journal keeps them for comparison with the next entries while the transaction may still
+    change its own dictionaries.
+    """
+    cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
+    return Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus)
 
 
 def _vanished(

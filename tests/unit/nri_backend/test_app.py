@@ -1,10 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from nri_backend.app import MAX_PROBLEMS, Backend, EssentialTaskError, _essential, _log_exclusivity, main, run
+from nri_backend.app import (
+    MAX_PROBLEMS,
+    Backend,
+    EssentialTaskError,
+    _essential,
+    _log_exclusivity,
+    finish_threads,
+    main,
+    run,
+)
 from nri_backend.node.active_lock import ActiveLock
 from nri_backend.node.host import HostError
 from nri_backend.node.preflight import PreflightError
@@ -112,6 +123,38 @@ async def test_the_error_names_a_task_that_ends(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="broken") as caught:
         await _essential("records", fails())
     assert caught.value.__notes__ == ["in the task records"]
+
+
+async def test_the_active_lock_is_released_after_the_last_write(tmp_path: Path) -> None:
+    """A cancelled task leaves its thread running. Another instance must not become active before the thread's write,
+    which would otherwise overwrite a value from that instance.
+    """
+    held, other = lock(tmp_path), ActiveLock(str(tmp_path / "locks"), "u/2")
+    (tmp_path / "locks").mkdir()
+    assert held.try_acquire()
+    threads, write = ThreadPoolExecutor(2), threading.Event()
+    threads.submit(write.wait, 30)
+
+    async def shut_down() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(held.close)
+            stack.push_async_callback(finish_threads, threads, 60)
+
+    ending = asyncio.create_task(shut_down())
+    await asyncio.wait({ending}, timeout=0.1)
+    early = ending.done(), other.try_acquire()
+    write.set()
+    await ending
+    assert early == (False, False)
+    assert other.try_acquire()
+
+
+async def test_a_hung_thread_does_not_keep_the_active_lock(tmp_path: Path) -> None:
+    """A kernel call can hang forever, and another instance must be able to enforce claims."""
+    threads, hung = ThreadPoolExecutor(1), threading.Event()
+    threads.submit(hung.wait, 30)
+    await finish_threads(threads, 0.05)
+    hung.set()
 
 
 async def test_nothing_is_created_on_a_node_that_fails_the_preflight(tmp_path: Path) -> None:

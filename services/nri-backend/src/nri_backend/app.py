@@ -3,8 +3,9 @@
 
 The plugin connects to the runtime without waiting for the active lock, so a standby already knows every container when
 it becomes active. Nothing here waits for the frontend. On shutdown, all tasks end before the lock is released, so two
-instances never run hooks or audits as the active instance at the same time. A job that is running in the cgroup
-worker's thread (node/worker.py) is not waited for: its current step may write after the lock has been released.
+instances never run hooks or audits as the active instance at the same time. The end of a task does not end the task's
+thread, which may be about to write a file. So the threads are waited for as well, but only for FINISH_SECONDS, because
+a kernel call may hang.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +34,7 @@ from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
-from nri_backend.budgets import MAX_STUCK, REQUEST_SECONDS
+from nri_backend.budgets import FINISH_SECONDS, MAX_STUCK, REQUEST_SECONDS
 from nri_backend.containers.derived import Derived
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
@@ -62,6 +64,7 @@ MAX_PROBLEMS: Final = 20
 # Enforcement uses two threads at a time. The remaining threads are spares, for writes that hang (node/worker.py) and
 # for killing containers.
 _THREADS: Final = 2 * MAX_STUCK
+_FINISH_POLL_SECONDS: Final = 0.005
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
     "{} does not exist, so no claims can be read; mount the node's CDI directory there (the chart's cdi volume)"
@@ -280,6 +283,17 @@ def _node_files(config: Config) -> NodeFiles:
     return ObservedFiles() if config.observes else NodeFiles()
 
 
+async def finish_threads(threads: ThreadPoolExecutor, seconds: float = FINISH_SECONDS) -> None:
+    """Waits until all threads have finished their work, for at most ``seconds``. The threads accept no more work."""
+    # The call to shutdown() cannot be interrupted, so it runs in a thread that does not keep the process alive.
+    waiting = threading.Thread(target=threads.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+    waiting.start()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while waiting.is_alive():  # noqa: ASYNC110 - a thread's end is no event of the loop
+                await asyncio.sleep(_FINISH_POLL_SECONDS)
+
+
 async def run(settings: Settings) -> None:
     """Runs the backend until SIGTERM or SIGINT.
 
@@ -289,7 +303,8 @@ async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.set_default_executor(ThreadPoolExecutor(_THREADS, "files"))
+    threads = ThreadPoolExecutor(_THREADS, "files")
+    loop.set_default_executor(threads)
     config, sockets = settings.config, (settings.state_socket, settings.config.nri_socket)
     for note in check_node(config.cgroup_root, settings.host_root, sockets):
         _log.warning(note)
@@ -305,6 +320,7 @@ async def run(settings: Settings) -> None:
     async with contextlib.AsyncExitStack() as stack:
         lock = ActiveLock(settings.own_dir, instance)
         stack.callback(lock.close)
+        stack.push_async_callback(finish_threads, threads)
         backend = Backend(settings, lock, privileges)
         _log_exclusivity(backend.pool_reason, config.cpu_exclusivity)
         if settings.bind is not None:

@@ -54,6 +54,10 @@ PASS_BY_SECONDS: Final = 0.1
 """Time after which the worker continues without a job that is hung in the kernel."""
 MAX_STUCK: Final = 4
 """Maximum number of jobs that may hang at the same time. While this many jobs are hung, no new job begins."""
+FINISH_SECONDS: Final = 1.0
+"""Maximum time for which an instance that is shutting down waits for its threads before it releases the active lock. No
+instance enforces claims in the meantime.
+"""
 REPORTED_SECONDS: Final = 2.0
 """Time after which a hung kernel call is reported as a problem."""
 

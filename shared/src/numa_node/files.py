@@ -20,8 +20,16 @@ from typing import Final
 # larger buffer would be mapped and unmapped for each file, which was measured to take a seventh of an idle frontend's
 # CPU time in the virtual machine of the node tests.
 _READ_BYTES = 1 << 16
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _FIRST_DELAY: Final = 0.002
 _MAX_DELAY: Final = 0.1
+
+
+def is_shortage(error: OSError) -> bool:
+    """Returns True if file descriptors or memory are short. Such an error is temporary, and proves nothing about the
+    file.
+    """
+    return error.errno in _SHORTAGES
 
 
 def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:

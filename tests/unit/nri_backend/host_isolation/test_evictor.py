@@ -23,6 +23,7 @@ from nri_backend.problems import Problem
 from numa_contract.backend_codes import BackendCode
 
 from tests.fakes.waiting import eventually
+from tests.rigs.descriptors import descriptors_left
 from tests.rigs.irq_tree import IrqTree
 
 ONLINE = frozenset(range(8))
@@ -168,6 +169,31 @@ async def test_an_unmovable_interrupt_is_retried_only_when_the_claimed_cpus_chan
         evictor.wake()
         await eventually(lambda: not evictor.result.unmovable)
         assert tree.all_affinities()["25"] == "0-1,3,5-7"
+
+
+async def test_interrupts_are_moved_once_descriptors_are_free_again(tmp_path: Path) -> None:
+    """A file that could not be opened says nothing about the interrupt, so the interrupt is not unmovable."""
+
+    class Short(IrqTree):
+        """A tree whose files cannot be opened for writing until ``short`` is cleared."""
+
+        short = True
+
+        def set_affinity(self, name: str, cpus: frozenset[int]) -> bool:
+            """Writes an affinity without a free descriptor."""
+            with descriptors_left() if self.short else contextlib.nullcontext():
+                return super().set_affinity(name, cpus)
+
+    tree = Short(tmp_path)
+    tree.add(25, "2")
+    async with running(interrupts(tree, 0.01), lambda: vacate(2)) as evictor:
+        evictor.wake()
+        await eventually(lambda: bool(evictor.problems))
+        assert "Too many open files" in evictor.problems[0]
+        tree.short = False
+        await eventually(lambda: not evictor.problems)
+        assert tree.all_affinities()["25"] == "0-1,3-7"
+        assert not evictor.result.unmovable
 
 
 async def test_a_program_that_keeps_moving_interrupts_back_is_a_problem(tree: IrqTree) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_node.files import is_shortage
 
 from nri_backend.host_isolation.irqbalance import Irqbalance, IrqbalanceNotRunningError
 from nri_backend.host_isolation.masks import format_mask, parse_mask
@@ -80,7 +81,10 @@ class Interrupts:
         return found
 
     def set_affinity(self, name: str, cpus: Cpus) -> bool:
-        """Writes an affinity. Returns False if the kernel rejects it, as it does for managed interrupts."""
+        """Writes an affinity. Returns False if the kernel rejects it, as it does for managed interrupts.
+
+        Raises OSError if the file cannot be opened or written because descriptors or memory are short.
+        """
         if name == IRQBALANCE:
             self._irqbalance.allow(cpus)
             return True
@@ -88,7 +92,9 @@ class Interrupts:
         path = masks.get(name) or self._irqs / name / "smp_affinity_list"
         try:
             self._files.write(str(path), format_mask(cpus) if name in masks else format_cpu_list(cpus))
-        except OSError:
+        except OSError as error:
+            if is_shortage(error):
+                raise
             return False
         return True
 

@@ -99,6 +99,19 @@ def test_a_temporarily_unmovable_interrupt_gets_its_original_back(tree: IrqTree)
     assert not (tree.root / "interrupts.json").exists()
 
 
+def test_an_interrupt_that_cannot_be_read_keeps_its_original(tree: IrqTree) -> None:
+    """Reading /proc/self/mem at offset 0 fails with EIO. The next pass can read the interrupt's affinity again."""
+    before = tree.all_affinities()
+    evict(interrupts(tree), vacate(2, 3), frozenset())
+    file = tree.root / "proc/irq/24/smp_affinity_list"
+    file.rename(file.with_name("kept"))
+    file.symlink_to("/proc/self/mem")
+    assert "24" in evict(interrupts(tree), vacate(2, 3), frozenset({"26"})).moved
+    file.with_name("kept").rename(file)
+    assert evict(interrupts(tree), NO_CLAIMS, frozenset()) == EvictionResult()
+    assert tree.all_affinities() == before
+
+
 def test_without_claims_and_originals_no_affinity_is_read(tree: IrqTree) -> None:
     """Therefore a node without claims reports no problem if its interrupts cannot be read."""
     (tree.root / "proc/irq/default_smp_affinity").unlink()

@@ -73,11 +73,17 @@ class Interrupts:
         found[DEFAULT_AFFINITY] = parse_mask(self._default.read_text())
         found[WORKQUEUES] = self._requested_workqueue_cpus()
         for name in filter(str.isdecimal, os.listdir(self._irqs)):  # noqa: PTH208
-            # The interrupt may be freed during the scan.
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 cpus = self._affinity(name)
                 if name in moved or (not cpus.isdisjoint(cpus_to_vacate) and self._has_handler(name)):
                     found[name] = cpus
+            except FileNotFoundError:
+                # The interrupt was freed during the scan.
+                continue
+            except (OSError, ValueError):
+                # The interrupt may still exist. If it were left out, its original would be discarded.
+                if name in moved:
+                    found[name] = None
         return found
 
     def set_affinity(self, name: str, cpus: Cpus) -> bool:

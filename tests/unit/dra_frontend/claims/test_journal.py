@@ -18,6 +18,7 @@ from numa_contract.names import DRIVERS
 from numa_node.claim_directory import MAX_CLAIM_FILES
 
 from tests.rigs.builders import record
+from tests.rigs.descriptors import descriptors_left
 from tests.rigs.frontend import full_disk
 
 A, B = ("dra.cpu", "a"), ("dra.memory", "b")
@@ -51,6 +52,34 @@ def test_each_write_contains_the_current_names_cpus_and_releases(path: Path) -> 
         assert {key: file.cpus for key, file in read.releasing.items()} == {
             key: file.cpus for key, file in entries.releasing.items()
         }
+
+
+def test_entries_written_while_the_file_could_not_be_read_are_not_overwritten(path: Path) -> None:
+    """The second instance has no free descriptor when it reads the journal, but has one again when it writes."""
+    first, second = Journal(path), Journal(path)
+    first.write(Entries(NAMES))
+    second.read()
+    first.write(Entries({B: NAMES[B]}, LEAVING))
+    with descriptors_left():
+        assert second.read() == Entries(NAMES)
+    second.write(Entries(NAMES | {("dra.cpu", "c"): ("ns", "claim-c")}))
+    assert second.problem
+    for one in (first, second, Journal(path)):
+        assert one.read().releasing.keys() == {A}
+        assert not one.problem
+    second.write(Entries({B: NAMES[B]}))
+    assert first.read() == Entries({B: NAMES[B]})
+
+
+def test_after_a_failed_read_the_own_entries_are_written(path: Path) -> None:
+    """No other instance has written in the meantime."""
+    journal = Journal(path)
+    journal.write(Entries(NAMES))
+    with descriptors_left():
+        journal.read()
+    journal.write(Entries(NAMES, LEAVING))
+    assert not journal.problem
+    assert Journal(path).read().releasing.keys() == {A}
 
 
 def test_another_instance_reads_what_was_written(path: Path) -> None:

@@ -24,7 +24,7 @@ import re
 import secrets
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,10 @@ class Journal:
         """True once this instance has read entries. If it is False although an earlier instance ran, that instance's
         entries are lost.
         """
+        self._unread = False
+        """True if the last attempt to read the file failed. Another instance may have written entries that are unknown
+        here.
+        """
         self._seen: tuple[int, ...] = ()
         """The file's modification time, inode and device when the file was read. Empty if a later change to the file
         might not alter these values.
@@ -119,25 +123,21 @@ class Journal:
             try:
                 now_ns, status = stamp_clock_ns(), os.fstat(descriptor)
                 self._read_slots(descriptor)
+                self._unread = False
                 if status.st_mtime_ns < now_ns:
                     self._seen = _status_of(status)
             finally:
                 os.close(descriptor)
         except OSError as error:
+            self._unread = not isinstance(error, FileNotFoundError)
             self.problem = f"{self._path} cannot be read: {error.strerror}"
         self.foreign = self._stamp != known or bool(self.problem)
         return self._entries
 
     def _read_slots(self, descriptor: int) -> None:
         heads = [os.pread(descriptor, _HEADER, start) for start in _SLOTS]
-        matches = [(_HEAD.fullmatch(head), start) for head, start in zip(heads, _SLOTS, strict=True)]
-        found = [(*map(int, match.groups()), start) for match, start in matches if match]
         # Check the previously read slot as well, since it may have been damaged in the meantime.
-        slots = [
-            ((sequence, checksum), data)
-            for sequence, length, checksum, start in sorted(found, reverse=True)
-            if zlib.crc32(data := os.pread(descriptor, min(length, SLOT_BYTES), start + _HEADER), sequence) == checksum
-        ]
+        slots = _valid_slots(descriptor, heads)
         if not slots:
             self.problem = f"{self._path} is not a journal that this release can read"
             return
@@ -161,7 +161,9 @@ class Journal:
     def write(self, entries: Entries) -> None:
         """Writes the entries to the older slot, unless the file already contains them.
 
-        If the write fails, sets ``problem``, and the next call retries. Does not raise.
+        If the write fails, sets ``problem``, and the next call retries. Does not raise. If another instance has written
+        while the file could not be read here, nothing is written: the slot may contain releases that only that instance
+        knows. The next read() then returns that instance's entries, as after a crash before this write.
         """
         if entries == self._entries and not self.problem:
             return
@@ -174,6 +176,8 @@ class Journal:
             slot = (b"%s %d %d %d" % (_MAGIC, sequence, len(data), checksum)).ljust(_HEADER) + data
             descriptor = self._open()
             try:
+                if self._unread and self._has_unknown_entries(descriptor):
+                    raise OSError(errno.EBUSY, "another instance has written it since it was last read")
                 if os.pwrite(descriptor, slot, _SLOTS[sequence % 2]) != len(slot):
                     raise OSError(errno.ENOSPC, "only part of it was written")
             finally:
@@ -183,6 +187,12 @@ class Journal:
         else:
             self._former, self._stamp = self._stamp, (sequence, checksum)
             self.problem = ""
+
+    def _has_unknown_entries(self, descriptor: int) -> bool:
+        """Returns True if the newest slot was written by another instance and has not been read by this one."""
+        heads = [os.pread(descriptor, _HEADER, start) for start in _SLOTS]
+        slots = _valid_slots(descriptor, heads)
+        return bool(slots) and slots[0][0] not in (self._stamp, self._former)
 
     def _open(self) -> int:
         """Opens the file. Creates it if it is missing, is not a regular file, or has the wrong size."""
@@ -209,6 +219,20 @@ class Journal:
         """Removes temporary files left by an instance that died while creating the journal."""
         for path in self._path.parent.glob(f".{self._path.name}.*"):
             path.unlink(missing_ok=True)
+
+
+def _valid_slots(descriptor: int, heads: Sequence[bytes]) -> list[tuple[tuple[int, int], bytes]]:
+    """Returns each slot whose checksum is correct, newest first: its sequence number and checksum, and its lines.
+
+    ``heads`` contains the headers of both slots.
+    """
+    matches = [(_HEAD.fullmatch(head), start) for head, start in zip(heads, _SLOTS, strict=True)]
+    found = [(*map(int, match.groups()), start) for match, start in matches if match]
+    return [
+        ((sequence, checksum), data)
+        for sequence, length, checksum, start in sorted(found, reverse=True)
+        if zlib.crc32(data := os.pread(descriptor, min(length, SLOT_BYTES), start + _HEADER), sequence) == checksum
+    ]
 
 
 def _status_of(status: os.stat_result) -> tuple[int, ...]:

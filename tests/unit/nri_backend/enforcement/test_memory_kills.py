@@ -170,6 +170,23 @@ async def test_a_pods_kill_count_is_read_between_creation_and_start_of_its_first
     node.enforcer._kills.close()
 
 
+async def test_a_kill_is_counted_once_if_the_count_cannot_be_read_for_a_while(node: Node) -> None:
+    """Reading /proc/self/mem at offset 0 fails with EIO, which does not mean that the cgroup was removed."""
+    path = await node.run("main", *node.claim(ONE))
+    node.kernel.kill_for_memory(path)
+    await node.enforcer.activate()
+    file = node.kernel.path(path).joinpath("memory.events")
+    file.rename(file.with_name("kept"))
+    file.symlink_to("/proc/self/mem")
+    await node.enforcer.activate()
+    file.with_name("kept").rename(file)
+    node.kernel.kill_for_memory(path)
+    await node.enforcer.activate()
+    assert kills(node) == {"main": 2}
+    await node.stop("main")
+    assert kills(node) == {"main": 2}
+
+
 async def test_without_the_memory_controller_no_kill_is_reported(node: Node) -> None:
     """The pod's containers still start and stop."""
     env = node.claim(memory_record("m1", ("a", 1, 2 * MI, 2 * MI)))

@@ -13,7 +13,6 @@ not been read yet when StartContainer is called, the hook reads it itself.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from nri_backend.budgets import EVENTS_SECONDS
 from nri_backend.containers.derived import Derived
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroup_watch import CgroupWatch
-from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree
+from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree, MissingFileError
 from nri_backend.telemetry import Telemetry
 
 EVENTS: Final = "memory.events"
@@ -108,8 +107,8 @@ class KillWatch:
         """
 
     async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
-        """Counts the kills in those of the given pods that have a memory claim. Returns False if one of the pods'
-        counts cannot be read.
+        """Counts the kills in those of the given pods that have a memory claim. Returns False if the count of one of
+        the pods, or of a container in them, cannot be read.
 
         ``ended`` is the container that the runtime has just reported as exited.
         """
@@ -131,14 +130,18 @@ class KillWatch:
                     continue
                 # A container that was added after the counts were read may have had no cgroup at that time. A missing
                 # count means 0 for this container, since its cgroup was not removed.
-                started = self.pods[uid].own.keys() - known if uid in self.pods else set[str]()
+                before = self.pods[uid].own if uid in self.pods else {}
+                started = before.keys() - known
                 own = {i: counts.get(path, 0 if i in started else None) for i, path in cgroups.items()}
+                # A count that cannot be read does not mean that the cgroup was removed. The last count still applies.
+                unread = {i for i, path in cgroups.items() if path in counts and own[i] is None}
+                own |= {i: before.get(i) for i in unread}
                 # Kills that happened before the pod's first reading cannot be attributed to containers whose cgroup is
                 # gone. Kills in the counts of existing cgroups are treated as new.
                 pod = self.pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))
-                for container_id, count in pod.take(total, own, ended).items():
+                for container_id, count in pod.take(total, own, "" if ended in unread else ended).items():
                     self._report(container_id, count)
-            return all(above in counts for _, above, _ in pods)
+            return None not in counts.values() and all(above in counts for _, above, _ in pods)
 
     def listen(self, wake: Callable[[], object]) -> None:
         """Starts calling ``wake`` whenever the kernel reports a memory event in a watched pod."""
@@ -186,12 +189,19 @@ class KillWatch:
         batches = [pod_uids[start : start + _PODS_AT_ONCE] for start in range(0, len(pod_uids), _PODS_AT_ONCE)]
         return all([await self.look(batch) for batch in batches])
 
-    def _read(self, paths: Iterable[str]) -> dict[str, int]:
-        """Reads the counts of the given cgroups. Cgroups that do not exist are left out. Blocks."""
-        counts: dict[str, int] = {}
+    def _read(self, paths: Iterable[str]) -> dict[str, int | None]:
+        """Reads the counts of the given cgroups. Blocks.
+
+        A count is None if it cannot be read. Cgroups that do not exist or have no count are left out.
+        """
+        counts: dict[str, int | None] = {}
         for path in paths:
-            with contextlib.suppress(CgroupGoneError, CgroupAccessError):
+            try:
                 counts[path] = kill_count(self._tree.read(path, EVENTS))
+            except (CgroupGoneError, MissingFileError):
+                continue
+            except CgroupAccessError:
+                counts[path] = None
         return counts
 
     def _report(self, container_id: str, count: int) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend detects the kubelet's static managers solely from the kubelet's requests."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from numa_contract.cpuset import parse_cpu_list
 from tests.fakes.kubelet_static import StaticManagers
 from tests.rigs.builders import cpu_record, memory_record
 from tests.rigs.containers import container, pod
+from tests.rigs.descriptors import descriptors_left
 from tests.rigs.enforcement import Node, auditing, enforcing
 
 
@@ -112,6 +114,22 @@ async def test_static_managers_are_known_after_a_restart(tmp_path: Path) -> None
         await restarted.stop("plain")
         assert pins(restarted) == []
         await restarted.until(lambda: "plain" not in (tmp_path / PINS).read_text())
+
+
+async def test_pins_are_not_lost_while_descriptors_are_short(tmp_path: Path) -> None:
+    """The runtime lists its containers again once the file can be read."""
+    async with enforcing(Node(tmp_path)) as node:
+        await create(node, "guaranteed", cpus="1-2", mems="0")
+        await node.until((tmp_path / PINS).exists)
+    restarted = Node(tmp_path)
+    async with auditing(restarted):
+        await restarted.enforcer.activate()
+        with descriptors_left(), contextlib.suppress(OSError):
+            await restarted.synchronize(("guaranteed", "p1"), guaranteed="1-7")
+        await create(restarted, "plain", cpus="0-7")
+        await restarted.enforcer.reconciler.recorder.keep_pins()
+        await restarted.synchronize(("guaranteed", "p1"), guaranteed="1-7")
+        assert pins(restarted) == ["cpu", "memory"]
 
 
 async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ record.
 """
 
 import asyncio
+import contextlib
 import errno
 import shutil
 import threading
@@ -14,6 +15,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from nri_backend.containers.container import tracked_as
+from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.plan import misplaced
 from nri_backend.enforcement.recorder import EnforcementRecord, EnforcementRecords, parse_enforcement_record
 from nri_backend.node.cgroups import CgroupTree
@@ -23,6 +26,7 @@ from numa_contract.backend_codes import BackendCode
 from tests.fakes.waiting import patience
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import container, pod
+from tests.rigs.descriptors import descriptors_left
 from tests.rigs.enforcement import Node, auditing, enforcing
 
 ONE = cpu_record("c1", "cpus=2-3")
@@ -194,6 +198,38 @@ async def test_an_unwritten_records_problem_ends_with_its_container(memory: Path
         await node.stop("claim")
         await node.enforcer.remove_container(pod(), container("claim"))
         await node.until(lambda: not any("cannot be written" in problem for problem in node.enforcer.problems))
+
+
+async def test_a_lingering_containers_record_is_read_once_descriptors_are_free(memory: Path) -> None:
+    """Only its record shows that the container has a process. The record is not removed in the meantime."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("claim", *node.claim(ONE))
+        node.unprepare(ONE)
+    node = Node(memory)
+    async with auditing(node):
+        await node.enforcer.activate()
+        with descriptors_left(), contextlib.suppress(OSError):
+            await node.enforcer.synchronize([], [])
+        await node.enforcer._auditor.audit(full=True, everyone=True)
+        await node.enforcer.synchronize([], [])
+        assert node.enforcer.state.pool.held == {2, 3}
+
+
+async def test_an_instance_becomes_active_once_its_records_can_be_read(memory: Path) -> None:
+    """The standby did not see the container start, and the claim's file was removed."""
+    async with enforcing(Node(memory)) as node:
+        env = node.claim(ONE)
+        await node.run("claim", *env)
+        node.unprepare(ONE)
+    standby = Node(memory)
+    standby.enforcer.state.put(tracked_as(pod(), container("claim", *env)).after(Event.LIST_RUNNING))
+    with descriptors_left():
+        active = asyncio.create_task(standby.enforcer.activate())
+        await asyncio.sleep(0.5)
+        assert not standby.enforcer.active
+    async with auditing(standby):
+        await active
+        assert standby.enforcer.state.pool.held == {2, 3}
 
 
 async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from numa_contract.backend_codes import BackendCode
 from numa_contract.records import Owner
@@ -42,6 +43,8 @@ from nri_backend.nri.model import (
 )
 from nri_backend.problems import Problem
 
+_RECALL_SECONDS: Final = 1.0
+"""Delay before the enforcement records are read again after descriptors or memory were short."""
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +96,7 @@ class Enforcer:
         instead.
         """
         self.state.forget_views()
-        for found in await self._recall(tuple(self.state)):
+        for found in await self._recall_tracked():
             if (tracked := self.state.containers.get(found.id)) is not None:
                 seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
                 now = replace(seen, enforced=found.enforced, runtime_limits=found.runtime_limits)
@@ -127,7 +130,11 @@ class Enforcer:
         self._auditor.request_look()
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
-        """Replaces the state with the runtime's list of containers; the audit compares their cgroups afterwards."""
+        """Replaces the state with the runtime's list of containers; the audit compares their cgroups afterwards.
+
+        Raises OSError if the enforcement records cannot be read because descriptors or memory are short. The runtime
+        then sends the list again on a new connection.
+        """
         await self.claim_files.refresh(thorough=True)
         self.listed = {}
         if self._deps.tree.observes:
@@ -271,6 +278,15 @@ class Enforcer:
     async def _recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the contents of their enforcement records and their current partition types."""
         return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
+
+    async def _recall_tracked(self) -> list[Tracked]:
+        """Returns all tracked containers as _recall() does. Tries again while descriptors or memory are short."""
+        while True:
+            try:
+                return await self._recall(tuple(self.state))
+            except OSError as error:
+                _log.warning("cannot read enforcement records, trying again", extra={"error": str(error)})
+                await asyncio.sleep(_RECALL_SECONDS)
 
     async def _end(self, container_id: str, event: Event) -> None:
         """Handles the runtime's report that a container has exited. If the container still has a process, the audit

@@ -22,6 +22,9 @@ back. It is written again, by the hook or an audit, if the claims, the ``answere
 container with claimed hugepages, a first record is written as early as CreateContainer. It contains only the mark,
 since nothing has been applied yet.
 
+If descriptors or memory are short, reading a record raises OSError instead of leaving the record out. A container that
+was left out would not be tracked, and the next cleanup would remove its record.
+
 ``EnforcementRecords`` reads and writes the files; each of its methods blocks. ``Recorder`` decides on the event loop
 when to do so, and calls these methods in threads.
 """
@@ -42,7 +45,7 @@ from numa_contract.cdi import request_env
 from numa_contract.documents import parse_json
 from numa_contract.errors import ContractError, MalformedError, cut_answer
 from numa_contract.records import Document, check_version
-from numa_node.files import read_regular, replace_file
+from numa_node.files import is_shortage, read_regular, replace_file
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nri_backend.claims.authorization import read_evidence
@@ -187,13 +190,16 @@ class EnforcementRecords:
         """Returns the enforcement records that apply to the containers' current cgroups. ``cgroups`` maps container ids
         to cgroups.
 
-        Missing and unreadable records are left out.
+        Missing and unreadable records are left out. Raises OSError if descriptors or memory are short.
         """
         records = {container_id: self._read(container_id) for container_id in cgroups}
         return {i: one for i, one in records.items() if one and (one.inode == 0 or self._applies(one, cgroups[i]))}
 
     def load_living(self, known: set[str]) -> list[EnforcementRecord]:
-        """Returns the records of containers that have a process, except those whose id is in ``known``."""
+        """Returns the records of containers that have a process, except those whose id is in ``known``.
+
+        Raises OSError if descriptors or memory are short.
+        """
         records = filter(None, map(self._read, self._ids() - known))
         return [
             one
@@ -218,10 +224,16 @@ class EnforcementRecords:
             # If one entry cannot be removed, such as a stray directory, the others are still removed.
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._path}/{name}")  # noqa: PTH108
-        return self._ids()
+        try:
+            return self._ids()
+        except OSError:
+            return set()
 
     def load_pins(self) -> Pins:
-        """Returns the stored pins, or an empty mapping if there is no readable file."""
+        """Returns the stored pins, or an empty mapping if there is no readable file.
+
+        Raises OSError if descriptors or memory are short.
+        """
         try:
             document = parse_json(read_regular(self._pins, MAX_PINS_BYTES), MAX_PINS_BYTES, "kubelet pins", PINS)
             check_version("kubelet pins", document, VERSION)
@@ -229,6 +241,7 @@ class EnforcementRecords:
         except FileNotFoundError:
             return {}
         except (OSError, ContractError, ValidationError) as error:
+            _check_shortage(error)
             _log.warning("cannot read kubelet pins", extra={"error": str(error)})
             return {}
 
@@ -238,15 +251,19 @@ class EnforcementRecords:
         replace_file(self._pins, KubeletPins(containers=dict(pins)).model_dump_json().encode(), 0o600)
 
     def _ids(self) -> set[str]:
-        """Returns the ids of the containers that have a record."""
+        """Returns the ids of the containers that have a record. Raises OSError if descriptors or memory are short."""
         try:
             names = os.listdir(self._path)  # noqa: PTH208
-        except OSError:
+        except OSError as error:
+            _check_shortage(error)
             return set()
         return {name.removesuffix(".json") for name in names if not name.startswith(".")}
 
     def _read(self, container_id: str) -> EnforcementRecord | None:
-        """Returns a container's record, or None if it does not exist or cannot be read."""
+        """Returns a container's record, or None if it does not exist or cannot be read.
+
+        Raises OSError if descriptors or memory are short.
+        """
         if not _ID.fullmatch(container_id):
             return None
         name = f"{container_id}.json"
@@ -255,6 +272,7 @@ class EnforcementRecords:
         except FileNotFoundError:
             return None
         except (OSError, ContractError) as error:
+            _check_shortage(error)
             _log.warning("cannot read enforcement record", extra={"id": container_id, "error": str(error)})
             return None
 
@@ -371,6 +389,7 @@ class Recorder:
 
         The restored state consists of the enforced claims and the ``answered`` mark. The stored pins are also added:
         they cannot be derived from the runtime's list, because the cpusets in it already include this plugin's answers.
+        Raises OSError if descriptors or memory are short; the caller must then try again.
         """
         evident = {one.id: one.identity.cgroup for one in containers if one.identity.evidence != NO_EVIDENCE}
         found = await asyncio.to_thread(self._records.load, evident)
@@ -387,16 +406,20 @@ class Recorder:
     async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
         """Returns containers that are neither listed nor tracked but still have a process.
 
-        No instance has seen these containers exit, and only their enforcement records show that they exist.
+        No instance has seen these containers exit, and only their enforcement records show that they exist. Raises
+        OSError if descriptors or memory are short; the caller must then try again.
         """
         known = {tracked.id for tracked in (*listed, *self._state)}
         return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]
 
     async def fallback(self, tracked: Tracked) -> Problem:
         """Returns the reason why the active instance has not made a container's cgroup a partition and the shared pool
-        excludes the claimed CPUs instead. Returns NO_PROBLEM if there is no such fallback.
+        excludes the claimed CPUs instead. Returns NO_PROBLEM if there is no such fallback, or if that cannot be read.
         """
-        found = await asyncio.to_thread(self._records.load, {tracked.id: tracked.identity.cgroup})
+        try:
+            found = await asyncio.to_thread(self._records.load, {tracked.id: tracked.identity.cgroup})
+        except OSError:
+            return NO_PROBLEM
         record = found.get(tracked.id)
         return read_problem(record.fallback_reason, record.fallback_code) if record else NO_PROBLEM
 
@@ -451,6 +474,12 @@ class Recorder:
         pins = tracked.runtime_limits.kubelet_pins | self._pins.get(tracked.id, frozenset())
         runtime_limits = replace(tracked.runtime_limits, include_claims=answered, kubelet_pins=pins)
         return replace(tracked, enforced=enforced, runtime_limits=runtime_limits)
+
+
+def _check_shortage(error: Exception) -> None:
+    """Raises the error again if descriptors or memory are short, so that the file is not taken for unreadable."""
+    if isinstance(error, OSError) and is_shortage(error):
+        raise error
 
 
 def _living_pins(state: NodeState) -> Pins:

@@ -158,7 +158,8 @@ class ClaimDirectory:
         then need not scan the directory.
 
         A change by another process within the same clock tick is seen only by the next thorough refresh. Writers
-        exclude each other with a lock and learn of each other's changes by other means. Never raises.
+        exclude each other with a lock and learn of each other's changes by other means. If the last refresh could not
+        read the directory, the next one scans it all the same. Never raises.
         """
         name, files = cdi_file_name(*key), dict(self.view.files)
         self._entries.pop(name, None)
@@ -168,10 +169,11 @@ class ClaimDirectory:
                 files[key] = file
                 status = os.stat(f"{self._path}/{name}", follow_symlinks=False)  # noqa: PTH116
                 self._entries[name] = _Entry((status.st_ctime_ns, status.st_ino), self._clock_ns(), file)
-            status = os.stat(self._path)  # noqa: PTH116
-            self._stamp = _stamp_of(status)
-            self._scanned_ns = status.st_mtime_ns + 1
-            self.settled = True
+            if "" not in self.view.problems:
+                status = os.stat(self._path)  # noqa: PTH116
+                self._stamp = _stamp_of(status)
+                self._scanned_ns = status.st_mtime_ns + 1
+                self.settled = True
         except OSError:
             self._stamp, self.settled = (), True
         problems = {other: problem for other, problem in self.view.problems.items() if other != name}

@@ -14,6 +14,7 @@ from numa_node.claim_directory import MAX_CLAIM_FILES, ClaimDirectory
 
 from tests.rigs.builders import cpu_record, write_claim
 from tests.rigs.cpu_time import cpu_seconds
+from tests.rigs.descriptors import descriptors_left
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
 LATER = 10**9
@@ -249,6 +250,19 @@ def test_changes_made_by_this_process_need_no_scan(tmp_path: Path) -> None:
     directory.note(("dra.cpu", "c1"), None)
     assert directory.refresh() is directory.view
     assert view_of(directory, thorough=True) == {"c2": {4}}
+
+
+def test_after_a_failed_scan_a_change_by_this_process_does_not_hide_other_changes(tmp_path: Path) -> None:
+    """Another process has written a file, and the directory could not be listed for lack of a descriptor."""
+    directory = ClaimDirectory(str(tmp_path))
+    assert view_of(directory) == {}
+    write_claim(tmp_path, TWO)
+    with descriptors_left():
+        assert directory.refresh().problems.keys() == {""}
+    write_claim(tmp_path, ONE)
+    directory.note((ONE.driver, ONE.claim.uid), ClaimFile.of(ONE))
+    assert view_of(directory) == {"c1": {2, 3}, "c2": {4}}
+    assert not directory.view.problems
 
 
 def test_a_change_undone_by_another_process_is_noticed(tmp_path: Path) -> None:

@@ -57,6 +57,16 @@ def test_any_other_name_executes_the_init(package: ModuleType) -> None:
     assert not hasattr(package, "four")
 
 
+def test_an_init_that_fails_is_executed_again(package: ModuleType, tmp_path: Path) -> None:
+    """The file that it reads exists only at the second attempt."""
+    data = tmp_path / "data"
+    (tmp_path / NAME / "__init__.py").write_text(f"import pathlib\ntwo = pathlib.Path({str(data)!r}).read_text()")
+    with pytest.raises(FileNotFoundError):
+        package.two  # noqa: B018
+    data.write_text("2")
+    assert package.two == "2"
+
+
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_a_name_whose_module_is_missing_raises_attribute_error(package: ModuleType, name: str) -> None:
     """The image contains packages from which generated modules have been removed."""

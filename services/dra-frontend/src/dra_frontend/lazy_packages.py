@@ -12,7 +12,10 @@ import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
+from importlib.abc import Loader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -43,11 +46,9 @@ def _add(name: str) -> None:
             elif importlib.util.find_spec(f"{name}.{attribute}"):
                 value = importlib.import_module(f"{name}.{attribute}")
             else:
-                del vars(package)["__getattr__"]
-                loader.exec_module(package)
+                _execute(package, loader, load)
                 return getattr(package, attribute)
         except ImportError as error:  # the image does not contain any generated modules (hack/image/install.sh)
-            vars(package)["__getattr__"] = load
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from error
         setattr(package, attribute, value)
         return value
@@ -57,3 +58,13 @@ def _add(name: str) -> None:
     parent, _, child = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], child, package)
+
+
+def _execute(package: ModuleType, loader: Loader, load: Callable[[str], Any]) -> None:
+    """Executes a package's ``__init__``. If that fails, the package stays lazy, so that the next access tries again."""
+    del vars(package)["__getattr__"]
+    try:
+        loader.exec_module(package)
+    except BaseException:
+        vars(package)["__getattr__"] = load
+        raise

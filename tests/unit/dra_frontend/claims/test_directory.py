@@ -41,6 +41,18 @@ def test_a_file_gets_its_name_only_when_complete(files: ClaimFiles, tmp_path: Pa
     assert (file.name, file.stat().st_mode & 0o777) == (NAME, 0o600)
 
 
+def test_a_copy_that_failed_is_made_by_the_next_scan(files: ClaimFiles, tmp_path: Path) -> None:
+    """The directory for the copies cannot be created at first. The file itself does not change."""
+    path = tmp_path / "cdi" / NAME
+    path.parent.mkdir()
+    path.write_text("{")
+    (tmp_path / "quarantine").write_text("in the way")
+    assert NAME in files.scan(thorough=True).problems
+    (tmp_path / "quarantine").unlink()
+    files.scan(thorough=False)
+    assert quarantined(tmp_path) == [b"{"]
+
+
 def test_a_file_with_an_unreadable_record_is_copied_and_stays_in_place(files: ClaimFiles, tmp_path: Path) -> None:
     """The file is copied to quarantine but not removed, because a healthy pod needs it whenever a container restarts.
     The CPUs that the file's environment variables list stay allocated.

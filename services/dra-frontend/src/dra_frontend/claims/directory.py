@@ -47,8 +47,12 @@ class ClaimFiles(ClaimDirectory):
         super().__init__(str(directory))
         self._directory = directory
         self._quarantine = quarantine
+        self._logged: dict[str, str] = {}
+        """Problems of unusable files that have been logged, by file name."""
         self._copied: dict[str, str] = {}
+        """Problems of those unusable files that have been copied to quarantine, by file name."""
         self._set_aside: dict[str, str] = {}
+        self._copying = Complaints(_log)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -66,11 +70,15 @@ class ClaimFiles(ClaimDirectory):
         change that another instance made in the same clock tick as this instance's own change. Does not raise.
         """
         view = self.refresh(thorough=thorough)
-        for name, problem in view.problems.items():
-            if name and self._copied.get(name) != problem:
+        files = {name: problem for name, problem in view.problems.items() if name}
+        for name, problem in files.items():
+            if self._logged.get(name) != problem:
                 _log.error("unusable claim file", extra={"file": name, "problem": problem})
-                self._copy(name)
-        self._copied = dict(view.problems)
+        self._logged = files
+        # A copy that failed, for example because the disk is full, is tried again by the next scan.
+        self._copied = {
+            name: problem for name, problem in files.items() if self._copied.get(name) == problem or self._copy(name)
+        }
         return view
 
     def write(self, record: AllocationRecord) -> None:
@@ -123,9 +131,9 @@ class ClaimFiles(ClaimDirectory):
         except OSError as error:
             _log.warning("cannot sync CDI directory", extra={"error": str(error)})
 
-    def _copy(self, name: str) -> None:
-        """Copies a file to quarantine, unless an identical copy already exists. Only logs a failure, since the disk
-        may be full.
+    def _copy(self, name: str) -> bool:
+        """Copies a file to quarantine, unless an identical copy already exists. Returns False after a failure, which is
+        only logged, since the disk may be full.
         """
         try:
             content = read_regular(str(self._directory / name), MAX_CLAIM_FILE)
@@ -133,8 +141,11 @@ class ClaimFiles(ClaimDirectory):
             copy = self._quarantine / f"{name}.{hashlib.sha256(content).hexdigest()[:12]}"
             replace_file(str(copy), content, 0o600)
             self._prune()
+            self._copying.well(name)
         except OSError as error:
-            _log.warning("cannot copy claim file to quarantine", extra={"file": name, "error": str(error)})
+            self._copying.say(name, "cannot copy claim file to quarantine", error)
+            return False
+        return True
 
     def _prune(self) -> None:
         left = _MAX_COPIED_BYTES

@@ -364,6 +364,25 @@ async def test_no_partition_is_created_after_the_kernel_has_lost_cpus(tmp_path: 
             await node.run("still", *node.claim(isolated(cpu_record("c3", "r=6-7"))))
 
 
+async def test_lost_cpus_are_found_after_a_failed_reading(tmp_path: Path) -> None:
+    """Reading /proc/self/mem at offset 0 fails with EIO. The next tick reads the files again."""
+    node = Node(tmp_path, tree=PartitionTree)
+    await node.enforcer.activate()
+    node.kernel.make(POD)
+    node.kernel.online = "0-5"
+    assert isinstance(node.kernel, PartitionTree)
+    node.kernel.settle(POD)
+    partitions, file = node.enforcer._auditor.partitions, node.kernel.path("cpuset.cpus.effective")
+    await partitions.settle(always=True)
+    file.rename(file.with_name("kept"))
+    file.symlink_to("/proc/self/mem")
+    await partitions.settle()
+    file.with_name("kept").rename(file)
+    for _ in range(2):
+        await partitions.settle()
+    assert "no cgroup has the CPUs 6-7" in node.enforcer.state.kernel_damage
+
+
 def test_lost_cpus_are_confirmed_by_a_second_reading(tmp_path: Path) -> None:
     """A CPU that is just going offline must not be reported as lost."""
     tree = PartitionTree(tmp_path / "cgroup")

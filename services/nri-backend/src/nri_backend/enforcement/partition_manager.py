@@ -195,7 +195,8 @@ class PartitionManager:
             text = "the exclusive CPUs of cgroups above partitions cannot be reduced"
             _log.warning(text, extra={"error": failure})
         self._unsettled_for = failure
-        self._unsettled = self._unsettled or bool(failure)
+        # If the files with the kernel's lost CPUs cannot be read, they are read again at the next tick.
+        self._unsettled = self._unsettled or bool(failure) or missing is None
 
     def _check_lost_cpus(self, missing: frozenset[int]) -> None:
         """Forbids new partitions if the same CPUs are in no cgroup in two consecutive readings.

@@ -6,6 +6,7 @@ handled.
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -14,12 +15,13 @@ from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.error_watch import ErrorWatch
-from dra_frontend.node.machine_watch import MachineWatch
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.machine_watch import DOUBT_SECONDS, MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, HardwareErrors, parse_config
 
 from tests.fakes.waiting import patience
-from tests.rigs.trees import MemoryTree, edac, small_machine
+from tests.rigs.trees import MemoryTree, edac, small_machine, write_tree
 
 PAGE = 2 << 20
 PAGES = "node/node0/hugepages/hugepages-2048kB"
@@ -311,6 +313,33 @@ async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3
     await rig.watch.read()
     assert (rig.watch.problem, 7 in rig.watch.inventory.machine.online) == ("", False)
     assert group_by == "l3" or rig.host.reads == ONE_READ
+
+
+async def test_a_file_that_could_not_be_read_for_a_while_is_read_again(tmp_path: Path) -> None:
+    """The fingerprint does not change when the file can be read again. As long as there is a doubt, the machine is
+    discovered every few minutes, and not at each read.
+    """
+    file = write_tree(small_machine(), tmp_path / "host") / "sys/devices/system/cpu/cpu0/cache/index3/level"
+    file.rename(file.with_name("kept"))
+    file.mkdir()
+    now = [0.0]
+    trees = HostTree(tmp_path / "host"), MemoryTree({})
+    watch = MachineWatch(*trees, Config(), "n", lambda: Ledger({}), clock=lambda: now[0])
+    await watch.read()
+    assert watch.inventory.machine.doubts.keys() == {"l3"}
+    for _ in range(2):
+        inventory = watch.inventory
+        now[0] += DOUBT_SECONDS - 1
+        await watch.read()
+        assert watch.inventory is inventory
+        now[0] += 1
+        await watch.read()
+        assert watch.inventory.machine.doubts.keys() == {"l3"}
+    file.rmdir()
+    file.with_name("kept").rename(file)
+    now[0] += DOUBT_SECONDS
+    await watch.read()
+    assert not watch.inventory.machine.doubts
 
 
 async def test_the_withheld_cpu_is_never_a_claimed_one() -> None:

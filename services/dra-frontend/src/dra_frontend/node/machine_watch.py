@@ -14,6 +14,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from math import inf
+from typing import Final
 
 from numa_contract.config import Config
 from numa_contract.state.status import Notice, StatusCode
@@ -28,6 +30,10 @@ from dra_frontend.machine.model import Machine
 from dra_frontend.node.error_watch import ErrorWatch
 
 _log = logging.getLogger(__name__)
+DOUBT_SECONDS: Final = 300.0
+"""Interval between discoveries of a machine with doubts. The cause of a doubt may end without a change to the
+fingerprint, for example if a file could not be read for a while.
+"""
 
 
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
@@ -61,6 +67,7 @@ class MachineWatch:
         ledger: Callable[[], Ledger],
         *,
         reserve: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads the machine once. If the machine cannot be read, that is reported as a problem, and no devices are
         offered until it can be read.
@@ -74,6 +81,9 @@ class MachineWatch:
         self._node = node
         self._ledger = ledger
         self._reserve = reserve
+        self._clock = clock
+        self._doubted_until = inf
+        """Time at which the machine is discovered again because of its doubts, or infinity if there are none."""
         self._host_pages = HostPages()
         self.errors = ErrorWatch(host, config.hardware_errors)
         self._fingerprint = Fingerprint((None, None), {})
@@ -137,6 +147,8 @@ class MachineWatch:
         try:
             if self.errors.due:
                 self.errors.read(self.inventory.machine)
+            if self._clock() >= self._doubted_until:
+                self._shape = None
             sizes = frozenset(self.inventory.machine.page_sizes)
             fingerprint, held, pods_known = _sample(self._host, self._cgroups, sizes)
             self._host_pages.sample(held)
@@ -169,6 +181,8 @@ class MachineWatch:
         # If CPUs go online or offline while the files are being read, the files may contradict each other. If the
         # doubts differ from those of the previous discovery, the next read therefore discovers the machine again.
         settled = inventory.machine.doubts == self.inventory.machine.doubts
+        if fingerprint.shape != self._shape:
+            self._doubted_until = self._clock() + DOUBT_SECONDS if inventory.machine.doubts else inf
         self.inventory = inventory
         self._shape = fingerprint.shape if settled else None
         self._fingerprint = fingerprint

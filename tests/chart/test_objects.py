@@ -13,6 +13,7 @@ import yaml
 from dra_frontend.kubelet.plugin import PluginPaths
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, NumaNode
+from kubectl_numa.cli import mounts_registry
 from numa_contract.config import Config, parse_config
 from numa_contract.names import DRIVERS, TOLERATE_MISSING_ANNOTATION
 from numa_tools.commands.classes import device_classes
@@ -259,13 +260,16 @@ def test_the_network_policy_allows_only_metrics_and_the_api_server() -> None:
 
 
 def test_the_kubectl_plugin_finds_the_pods_of_every_group() -> None:
-    """``kubectl numa`` finds the driver's pod by a label, its container by name and the page by the port's name."""
+    """``kubectl numa`` finds the driver's pod by a label and a mount, its container by name and the page by the port's
+    name.
+    """
     group = {"name": "quiet", "nodeSelector": {"quiet": "yes"}, "driverConfig": {"pagePort": 8083}}
     documents = render({"groups": [group], "driverConfig": {"pagePort": 8082}})
     templates = [one["spec"]["template"] for one in documents if one["kind"] == "DaemonSet"]
     ports = []
     for template in templates:
         assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "dra-driver-numa"
+        assert mounts_registry(template), "kubectl numa recognizes the driver's pods by this mount"
         [frontend] = [one for one in template["spec"]["containers"] if one["name"] == "frontend"]
         ports += [port["containerPort"] for port in frontend["ports"] if port["name"] == "page"]
     assert sorted(ports) == [8082, 8083]

@@ -19,9 +19,33 @@ def driver_pod(*ports: dict[str, Any]) -> dict[str, Any]:
     """Returns the driver's pod on the node, with these ports."""
     return {
         "metadata": {"name": "driver-1", "labels": {"app.kubernetes.io/part-of": "dra-driver-numa"}},
-        "spec": {"nodeName": NODE, "containers": [{"name": "frontend", "ports": list(ports)}]},
+        "spec": {
+            "nodeName": NODE,
+            "containers": [{"name": "frontend", "ports": list(ports)}],
+            "volumes": [
+                {"name": "config", "configMap": {"name": "dra-driver-numa-config"}},
+                {"name": "registry-cpu", "hostPath": {"path": "/var/lib/kubelet/plugins_registry/dra.cpu"}},
+            ],
+        },
         "status": {"phase": "Running"},
     }
+
+
+@pytest.mark.parametrize("name", ["status", "doctor", "page"])
+@pytest.mark.parametrize("volumes", [None, [], [{"name": "plugins_registry", "emptyDir": {}}, {"hostPath": None}]])
+async def test_a_pod_that_only_has_the_drivers_label_is_not_used(plugin: Plugin, name: str, volumes: Any) -> None:
+    """Any tenant can create a pod with the driver's label. Commands must not run in such a pod, even if it is newer
+    than the driver's pod, or if the driver is not running.
+    """
+    forged = driver_pod({"name": "page", "containerPort": 80})
+    forged["metadata"] |= {"name": "forged", "creationTimestamp": "2999-01-01T00:00:00Z"}
+    forged["spec"] |= {"volumes": volumes}
+    plugin.server.store.create(PODS, "tenant", forged)
+    code, out, err = await plugin.run(name, NODE)
+    assert (code, out, "no running pod of dra-driver-numa on node node-a" in err) == (1, "", True)
+    plugin.server.store.create(PODS, "numa", driver_pod({"name": "page", "containerPort": 8082}))
+    code, out, err = await plugin.run(name, NODE, *(["--no-browser"] if name == "page" else []))
+    assert (code, "driver-1" in out + err, "forged" in out + err) == (0, True, False)
 
 
 @pytest.mark.parametrize("name", ["status", "doctor"])

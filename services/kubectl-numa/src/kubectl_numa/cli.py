@@ -41,6 +41,8 @@ _PASSED: Final = {
 """Options that are passed to kubectl unchanged, each with the name of its value and its description."""
 _LABEL: Final = "app.kubernetes.io/part-of"
 """Label that all of the chart's pods have, in every node group."""
+_REGISTRY: Final = "/plugins_registry/dra.cpu"
+"""End of the path of a host directory that all of the driver's pods mount, in the kubelet's plugin registry."""
 _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
 """Interval between reads by ``claims --watch``. Each read lists all slices and claims."""
@@ -210,11 +212,22 @@ def _driver_pod(request: Request) -> Mapping[str, Any]:
     """
     given = request.given
     pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={given.node}")
-    found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod)]
+    found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod) and mounts_registry(pod)]
     if not found:
         other = f"use --driver if the driver's pods have another value of the label {_LABEL}"
         raise KubectlError(f"no running pod of {given.driver} on node {given.node}; {other}")
     return max(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+
+
+def mounts_registry(pod: Mapping[str, Any]) -> bool:
+    """Returns True if a pod mounts a driver's directory in the kubelet's plugin registry, as all of the driver's pods
+    do.
+
+    Any tenant can set a pod's labels, but a tenant who may mount this directory can become root on the node anyway
+    (docs/security.md).
+    """
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    return any(str((one.get("hostPath") or {}).get("path")).endswith(_REGISTRY) for one in volumes)
 
 
 def _runs(pod: Mapping[str, Any]) -> bool:

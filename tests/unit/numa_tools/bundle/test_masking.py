@@ -5,9 +5,12 @@ import json
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numa_contract.records import parse_record
+from numa_contract.cdi import dump_claim_file, parse_claim_file
+from numa_contract.names import CPU_DRIVER, cdi_file_name
+from numa_contract.records import PodReference, parse_record
 from numa_tools.bundle.masking import KEPT, Masks
 
 from tests.rigs.builders import cpu_record, report
@@ -48,6 +51,26 @@ def test_a_name_that_is_also_one_of_the_drivers_words() -> None:
     document["parameters"] = {"r": {"strategy": "packed"}}
     masked = masks_of(document).document(document)
     assert (masked["reservedFor"][0]["name"], masked["parameters"]["r"]["strategy"]) == ("pod-1", "packed")
+
+
+@pytest.mark.parametrize(
+    "name", ["1-2", "cpu", "dra.cpu", "dra.k8s.io", "record", "dra-driver-numa", "d", "0.6.0", RECORD.claim.uid]
+)
+def test_a_name_cannot_damage_a_claim_file(name: str) -> None:
+    """Any tenant can choose such a name. Only the name is replaced, so the masked file can still be read."""
+    whole = RECORD.model_copy(
+        update={
+            "claim": RECORD.claim.model_copy(update={"namespace": name, "name": name}),
+            "reserved_for": (PodReference(uid="u", name=name),),
+            "results": (RECORD.results[0].model_copy(update={"consumed": {"dra.cpu/cpu": "1"}}),),
+        }
+    )
+    document = json.loads(dump_claim_file(whole))
+    masked = masks_of(document).document(document)
+    file = parse_claim_file(cdi_file_name(CPU_DRIVER, whole.claim.uid), json.dumps(masked).encode())
+    assert file.record is not None, file.problem
+    assert (file.record.cpus, file.record.results) == (whole.cpus, whole.results)
+    assert name not in (file.record.claim.namespace, file.record.claim.name, file.record.reserved_for[0].name)
 
 
 def test_a_part_of_a_word_is_not_a_name() -> None:

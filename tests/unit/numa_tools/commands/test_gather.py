@@ -133,6 +133,22 @@ def test_a_masked_archive_contains_no_name(host: Path, tmp_path: Path, capsys: p
     assert (found["claim"], found["has"][0]["cpus"]) == ("namespace-1/claim-1", "1-2")
 
 
+@pytest.mark.parametrize("name", ["var", "0", "1-2", "cdi", "v1alpha1", UID])
+def test_a_masked_archive_can_be_read_whatever_the_names(
+    host: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any tenant can give a pod a name that also occurs in paths or settings, or that is a CPU list."""
+    [file] = (host / "var/run/cdi").iterdir()
+    file.write_text(file.read_text().replace("billing-7f9", name))
+    config, archive = tmp_path / "config.yaml", tmp_path / "a.tar.gz"
+    config.write_text('reservedCPUs: "0"\n')
+    there = ["--host-root", str(host), "--config", str(config)]
+    assert run(capsys, "gather", *there, "--mask", "-o", str(archive))[0] == 0
+    found = json.loads(run(capsys, "explain", "--from", str(archive), UID, "-o", "json")[1])
+    assert (found["claim"], found["has"][0]["cpus"]) == ("namespace-1/claim-1", "1-2")
+    assert json.loads(contents(archive)["node/etc/dra-driver-numa/config.yaml"])["reservedCPUs"] == "0"
+
+
 @pytest.fixture
 def node() -> Iterator[AilingNode]:
     """Returns a node with a service and an API server."""

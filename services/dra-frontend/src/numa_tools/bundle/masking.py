@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from numa_contract.cdi import RECORD_ANNOTATION
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import DRIVERS
@@ -24,6 +25,21 @@ _FIELDS: Final[Mapping[str, str]] = {
     "namespace": "namespace",
     "node": "node",
 }
+# Any user can name a pod "cpu" or "0-3". Values with a fixed meaning are therefore kept where they cannot be names: if
+# they were masked, no command could read the archive.
+_NAMELESS: Final = frozenset(
+    (
+        *("apiVersion", "cdiVersion", "version", "kind", "driver", "device", "attribute", "pageSize", "mode"),
+        *("id", "cgroup"),
+    )
+)
+"""Fields that never contain a name."""
+# A CPU list or a UUID.
+_NUMBERS: Final = re.compile(
+    r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII
+)
+# Keys such as "dra.cpu/cpu", whose values are quantities. Namespaces contain no full stops.
+_ATTRIBUTE: Final = re.compile(r"[^/]*\.[^/]*/.*", re.DOTALL)
 _WORDS: Final = """
 dra.cpu dra.memory packed spread preferred required ignore group distribute only never any performance efficiency lift
 keep move exclusive isolated mixed all strict interleave none claim low min container pod partition pool numa unknown
@@ -100,25 +116,29 @@ class Masks:
         return self._pattern.sub(lambda match: self._masks[match[0]], text)
 
     def document(self, value: Any, field: str = "", *, embedded: bool = False) -> Any:
-        """Replaces the names in a JSON value. Keys are kept, except those with a slash, which are namespaced names.
+        """Replaces the names in a JSON value. Keys are kept, except namespaced names, which contain a slash. Values
+        that cannot be names are also kept.
 
         A string may contain another JSON document, as a claim file's annotation does. Strings in such a document
         (``embedded``) are masked as text, because documents could otherwise be nested without limit.
         """
         if isinstance(value, dict):
             return {
-                self.text(key) if "/" in key else key: self.document(one, key, embedded=embedded)
+                self.text(key) if _is_name(key) else key: self.document(one, key, embedded=embedded)
                 for key, one in value.items()
             }
         if isinstance(value, list):
             return [self.document(one, field, embedded=embedded) for one in value]
-        if not isinstance(value, str):
+        if not isinstance(value, str) or field in _NAMELESS or _ATTRIBUTE.fullmatch(field):
             return value
         if not embedded and (inner := _inner(value)) is not None:
             return json.dumps(self.document(inner, embedded=True), separators=(",", ":"))
         if field in _FIELDS or field in ("name", "container"):
             return self._masks.get(value, self.text(value))
-        return self.text(value)
+        if _NUMBERS.fullmatch(value):
+            return value
+        name, equals, rest = value.partition("=") if field == "env" else (value, "", "")
+        return self.text(name) + equals + rest
 
     def learn_pools(self, names: Iterable[str]) -> None:
         """Adds pool names that begin with the node's name. If the node ``a`` becomes ``node-1``, its pool ``a-memory``
@@ -135,6 +155,11 @@ class Masks:
                 node = max(nodes, key=len)
                 self._masks[name] = self._masks[node] + name.removeprefix(node)
                 self._pattern = None
+
+
+def _is_name(key: str) -> bool:
+    """Returns True if a key is a namespaced name, as opposed to the name of a field, an attribute or an annotation."""
+    return "/" in key and key != RECORD_ANNOTATION and not _ATTRIBUTE.fullmatch(key)
 
 
 def _inner(text: str) -> Any:

@@ -67,6 +67,9 @@ _DOCUMENTS: Final = (
     "quarantine",
 )
 _PAGES: Final = ("readyz", "metrics")
+_RUNTIME: Final = "runtime.json"
+_SETTINGS: Final = (CONFIG, KUBELET, _RUNTIME)
+"""Files with settings of the node, which contain no names of pods, claims or namespaces."""
 
 
 class Bundle:
@@ -102,7 +105,7 @@ class Bundle:
         if isinstance(facts.runtime, Unread):
             self.missing["runtime"] = facts.runtime.why
         else:
-            self.files["runtime.json"] = json.dumps(settings_report(facts.runtime), indent=1)
+            self.files[_RUNTIME] = json.dumps(settings_report(facts.runtime), indent=1)
 
     def _kubelet(self, kubelet: KubeletConfig | Unread | None) -> None:
         """Adds the kubelet's settings, but not its files, which on k3s contain the cluster's token."""
@@ -176,9 +179,12 @@ class Bundle:
         for text in (*texts.values(), *self.missing.values()):
             masks.learn_text(text)
         self._learn_published(masks)
+        of_node = Masks()
+        of_node.add("node", self._settings.node_name)
         for path, text in texts.items():
+            used = of_node if path in _SETTINGS else masks
             known = path in documents
-            self.files[path] = json.dumps(masks.document(documents[path]), indent=1) if known else masks.text(text)
+            self.files[path] = json.dumps(used.document(documents[path]), indent=1) if known else used.text(text)
         self.missing = {masks.text(path): masks.text(why) for path, why in self.missing.items()}
 
     def _learn_published(self, masks: Masks) -> None:

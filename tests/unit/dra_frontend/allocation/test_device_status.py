@@ -91,6 +91,11 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
         ([report(claims=[USE], cpus="")], NO_CONTAINER),
         ([report(unknownClaims=[USE], refused="not yours")], "not yours"),
         ([report(refusedClaims=[USE], refused="another pod has it")], "another pod has it"),
+        ([report(podUid="evil", unknownClaims=[USE], refused="forged")], NO_CONTAINER),
+        (
+            [report(refusedClaims=[USE], refused="own"), report("x", podUid="y", refusedClaims=[USE], refused="no")],
+            "own",
+        ),
         (
             [report(claims=[USE], cpus="1-2"), report("b", unknownClaims=[USE], refused="no")],
             BY_POOL,
@@ -101,10 +106,11 @@ def test_a_cpu_claims_enforcement_is_judged_by_the_kernels_state(
     containers: list[ContainerReport], expected: Condition | str
 ) -> None:
     """The claim is enforced if its containers run only on its CPUs and no other container runs on them. A rejected
-    container is ignored. If the claim has a partition, the cpusets of other containers are ignored too. Until the
-    claim's first container runs, other containers may use the CPUs.
+    container is ignored if another one runs, or if the claim is not reserved for its pod: any pod can name the claim in
+    its environment. If the claim has a partition, the cpusets of other containers are ignored too. Until the claim's
+    first container runs, other containers may use the CPUs.
     """
-    found = enforced(CPU_KEY, cpu_record("u", "r=1-2"), *containers)
+    found = enforced(CPU_KEY, cpu_record("u", "r=1-2", pods=("pod-1",)), *containers)
     if isinstance(expected, Condition):
         assert found == expected
     else:

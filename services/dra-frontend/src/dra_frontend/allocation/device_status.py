@@ -200,7 +200,9 @@ class _Shown:
                     return Condition("False", "NUMANodesDiffer", text)
         if running:
             return _exclusive(running, self.node_reason) if isinstance(part, CpuAllocation) else _BOUND
-        if refused := [one for one in named if one.refused]:
+        # Any pod can name the claim in its environment. The rejection of another pod's container is not shown.
+        pods = {pod.uid for pod in record.reserved_for}
+        if refused := [one for one in named if one.refused and one.pod_uid in pods]:
             return Condition("False", "ContainerRefused", cut_answer(refused[-1].refused))
         return NO_CONTAINER
 

@@ -292,7 +292,7 @@ class ClaimStore:
 
     def _load(
         self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
-    ) -> dict[ClaimKey, ClaimFile]:
+    ) -> Mapping[ClaimKey, ClaimFile]:
         """Fills the transaction from disk, and ends releases whose containers have exited. Returns the claims whose
         release was ended, with their former resources.
 

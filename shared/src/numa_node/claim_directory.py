@@ -110,7 +110,6 @@ class ClaimDirectory:
         self._clock_ns = clock_ns
         self._entries: dict[str, _Entry] = {}
         self._stamp: _Stamp = ()
-        self._scanned_ns = 0
         self.settled = True
         """True if the directory's timestamp will show every later change. Otherwise the directory must be scanned
         again.
@@ -148,7 +147,7 @@ class ClaimDirectory:
             stamp, found, problem = (), {}, self._absence
         except OSError as error:
             return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims read so far remain in effect")
-        self._stamp, self._scanned_ns = stamp, now_ns
+        self._stamp = stamp
         self.settled = not stamp or _settled(stamp[0], now_ns)
         self._entries = found
         return self._show({"": problem} if problem else {})
@@ -170,9 +169,7 @@ class ClaimDirectory:
                 status = os.stat(f"{self._path}/{name}", follow_symlinks=False)  # noqa: PTH116
                 self._entries[name] = _Entry((status.st_ctime_ns, status.st_ino), self._clock_ns(), file)
             if "" not in self.view.problems:
-                status = os.stat(self._path)  # noqa: PTH116
-                self._stamp = _stamp_of(status)
-                self._scanned_ns = status.st_mtime_ns + 1
+                self._stamp = _stamp_of(os.stat(self._path))  # noqa: PTH116
                 self.settled = True
         except OSError:
             self._stamp, self.settled = (), True

@@ -26,7 +26,7 @@ _MAX_DELAY: Final = 0.1
 
 
 def is_shortage(error: OSError) -> bool:
-    """Returns True if file descriptors or memory are short. Such an error is temporary, and proves nothing about the
+    """Returns True if file descriptors or memory have run out. Such an error is temporary, and proves nothing about the
     file.
     """
     return error.errno in _SHORTAGES

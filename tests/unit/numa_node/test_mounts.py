@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the file system that is visible at a path."""
+"""The file system that is visible at a path, according to the list of mounts."""
 
 from numa_node.mounts import mounts_over, parse_mounts
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads containerd's configuration dump, and its configuration files according to each release's rules."""
+"""containerd's configuration, from its dump, and from its files according to each release's rules."""
 
 import copy
 import tomllib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads TOML with the same depth limit as other documents."""
+"""Parsing of TOML with the same depth limit as other documents."""
 
 import pytest
 from hypothesis import given

@@ -76,7 +76,7 @@ class _Series:
 
 
 class Telemetry:
-    """Counters and histograms of this process: enforcement and the runtime's calls."""
+    """This process's counters and histograms for enforcement and for the runtime's calls."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counters = Counter[str]()

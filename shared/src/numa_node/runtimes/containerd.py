@@ -147,7 +147,7 @@ class Effective:
             if not isinstance(found, dict):
                 raise UndeterminedError(f"{plugin} has a {part} that is not a table")
             if any(key != part and key.casefold() == part for key in found):
-                raise UndeterminedError(f"{plugin} capitalizes {part} differently, which containerd may accept")
+                raise UndeterminedError(f"{part} is capitalized differently in {plugin}; containerd may accept it")
             found = found.get(part)
         return found
 
@@ -161,7 +161,7 @@ class Rules:
     """How a range of containerd releases reads its configuration files."""
 
     name: str
-    """Name of the releases, for messages."""
+    """Name of this range of releases, for messages."""
     first: Release
     last: Release
     """Last release in the range. Without a patch number, every patch release of this minor release is included."""
@@ -354,7 +354,7 @@ def _names(path: str, document: Mapping[str, Any], key: str) -> list[str]:
 
 def _top(path: str, document: Mapping[str, Any], key: str, kind: type, missing: Any) -> Any:
     if any(one != key and one.casefold() == key for one in document):
-        raise UndeterminedError(f"{path} capitalizes {key} differently, which containerd may accept")
+        raise UndeterminedError(f"{key} is capitalized differently in {path}; containerd may accept it")
     found = document.get(key, missing)
     if type(found) is not kind:
         raise UndeterminedError(f"{key} in {path} is {shown(found)}, and containerd does not start with that value")

@@ -34,7 +34,7 @@ class Setting:
     cri: bool
     """True if the setting is in containerd's CRI section, False if it is in the NRI section."""
     key: tuple[str, ...]
-    """Path in containerd's section."""
+    """Path of the setting within its section of containerd's configuration."""
     former: Any
     """Default in containerd 1.7."""
     default: Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates CPUs and memory for a ResourceClaim that the scheduler has allocated, and builds the claim's record."""
+"""Allocation of CPUs and memory for a ResourceClaim that the scheduler has allocated, and the claim's record."""
 
 import json
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses ResourceClaim documents into values, or refuses them with a message that names the claim and a remedy."""
+"""Parsing of ResourceClaim documents, and their refusal with a message that names the claim and a remedy."""
 
 from fractions import Fraction
 from typing import Any

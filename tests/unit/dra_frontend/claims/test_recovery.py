@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebuilds lost records from the names in the journal, the API server, and the resources of running containers."""
+"""Recovery of lost records from the names in the journal, the API server, and the resources of running containers."""
 
 import asyncio
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups CPUs into devices."""
+"""Grouping of CPUs into devices."""
 
 import pytest
 from dra_frontend.devices.cpu_groups import cpu_groups

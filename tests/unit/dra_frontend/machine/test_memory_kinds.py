@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derives the kind of each NUMA node's memory from kernel data."""
+"""The kind of each NUMA node's memory, derived from kernel data."""
 
 from dataclasses import replace
 

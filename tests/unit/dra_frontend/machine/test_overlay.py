@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlays file contents on a host's sysfs: rejected overlays, precedence, and the resulting machine."""
+"""Overlays of file contents on a host's sysfs: rejected overlays, precedence, and the resulting machine."""
 
 import json
 from pathlib import Path

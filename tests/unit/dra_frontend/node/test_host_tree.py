@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a host's files under a root directory."""
+"""Reading of a host's files under a root directory."""
 
 import os
 from pathlib import Path

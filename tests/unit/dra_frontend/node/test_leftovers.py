@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes the sockets of killed instances, and nothing else."""
+"""Removal of the sockets of killed instances, and of nothing else."""
 
 import socket
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the machine periodically: which files are read, which parts of the result are replaced, and how errors are
+"""Periodic reading of the machine: which files are read, which parts of the result are replaced, and how errors are
 handled.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locates a node's files, whether the inspected machine is this one or another one."""
+"""Paths of a node's files, whether the inspected machine is this one or another one."""
 
 from pathlib import Path
 

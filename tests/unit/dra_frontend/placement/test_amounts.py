@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits an amount evenly."""
+"""Even splitting of an amount."""
 
 from itertools import product
 

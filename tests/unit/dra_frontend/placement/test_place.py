@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects CPUs from parts of a machine."""
+"""Selection of CPUs from parts of a machine."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which slices to write and delete, and whether two slices are equal."""
+"""The decision which slices to write and delete, and the comparison of two slices."""
 
 import copy
 from collections.abc import Sequence

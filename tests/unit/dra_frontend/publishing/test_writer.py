@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes slices through the real client: the feature gate, the order of writes, and a lagging watch."""
+"""Writing of slices through the real client: the feature gate, the order of writes, and a lagging watch."""
 
 import asyncio
 from collections.abc import AsyncIterator

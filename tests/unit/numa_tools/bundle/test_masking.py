@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces the cluster's names in a bug report with numbers."""
+"""Replacement of the cluster's names in a bug report by numbers."""
 
 import json
 import re

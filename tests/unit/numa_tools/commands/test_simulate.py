@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates ordinary manifests on a captured machine: the simulated scheduler allocates them, and the real allocator
-prepares them.
+"""Simulation of ordinary manifests on a captured machine: the simulated scheduler allocates them, and the real
+allocator prepares them.
 """
 
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses and merges the kubelet's documents, flags and unit files, without a node."""
+"""Parsing and merging of the kubelet's documents, flags and unit files, without a node."""
 
 import copy
 from typing import Any

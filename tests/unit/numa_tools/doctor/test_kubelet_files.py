@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kubelet's configuration from files as distributions write them, and from damaged files."""
+"""The kubelet's configuration, read from files as distributions write them, and from damaged files."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which runtime the kubelet uses, from a tree's files, processes and sockets."""
+"""The runtime that the kubelet uses, determined from a tree's files, processes and sockets."""
 
 import os
 import socket

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates which devices the scheduler allocates to claims."""
+"""Simulated allocation of devices to claims by the scheduler."""
 
 import json
 import time

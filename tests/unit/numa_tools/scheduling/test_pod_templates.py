@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds pods in objects of every kind, within limits."""
+"""The search for pods in objects of every kind, within limits."""
 
 import time
 from pathlib import Path

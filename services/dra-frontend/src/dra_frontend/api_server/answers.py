@@ -58,7 +58,9 @@ def read_object(call: Call, data: bytes, kind: str) -> Document:
     if not _is_usable(kind, document) or document.get("kind") != kind:
         raise UnavailableError(call.operation, f"the response is not a {kind}; is this an API server?")
     if call.name and document["metadata"]["name"] != call.name:
-        raise UnavailableError(call.operation, f"the response is a different {kind}; is this an API server?")
+        raise UnavailableError(
+            call.operation, f"the response contains a {kind} that was not requested; is this an API server?"
+        )
     return document
 
 

@@ -65,7 +65,7 @@ class ClaimReader(Protocol):
         """Returns the ResourceClaim, or None if it does not exist. Raises KubeError."""
 
     def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Yields all ResourceClaims in a namespace, by default in the cluster. Raises KubeError."""
+        """Yields all ResourceClaims in a namespace, or in the whole cluster by default. Raises KubeError."""
 
 
 class NodeDevices(Protocol):

@@ -129,7 +129,7 @@ class _Condition:
 
     @property
     def total(self) -> int:
-        """Total from the source that was observed last."""
+        """Total of the most recently observed source."""
         return self.totals[self.observation.source]
 
     @property

@@ -103,7 +103,7 @@ def _name(entry: Any) -> str:
 
 
 def _replicas(place: Any, key: str) -> int:
-    """Returns the number of replicas that a map requests for the pods under one of its keys."""
+    """Returns the number of replicas that a map requests for the pod template under one of its keys."""
     if not isinstance(place, dict):
         return 1
     # The replica counts of a Job or replica group apply only to the template that it contains.

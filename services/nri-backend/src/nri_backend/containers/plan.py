@@ -105,7 +105,7 @@ class Observed:
     configured: frozenset[int] | None = None
     """``cpuset.cpus``. It is read only if the effective set differs from the desired one or cannot be compared."""
     limits: Mapping[str, Limit] | None = None
-    """Limits of the existing files, or None if limits were not read."""
+    """Limits that were read from the existing files, or None if limits were not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from nri_backend.nri.model import (
 from nri_backend.problems import Problem
 
 _RECALL_SECONDS: Final = 1.0
-"""Delay before the enforcement records are read again after descriptors or memory were short."""
+"""Delay before the enforcement records are read again after file descriptors or memory had run out."""
 _log = logging.getLogger(__name__)
 
 
@@ -132,8 +132,8 @@ class Enforcer:
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
         """Replaces the state with the runtime's list of containers; the audit compares their cgroups afterwards.
 
-        Raises OSError if the enforcement records cannot be read because descriptors or memory are short. The runtime
-        then sends the list again on a new connection.
+        Raises OSError if the enforcement records cannot be read because file descriptors or memory have run out. The
+        runtime then sends the list again on a new connection.
         """
         await self.claim_files.refresh(thorough=True)
         self.listed = {}
@@ -280,7 +280,7 @@ class Enforcer:
         return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
 
     async def _recall_tracked(self) -> list[Tracked]:
-        """Returns all tracked containers as _recall() does. Tries again while descriptors or memory are short."""
+        """Returns all tracked containers as _recall() does. If file descriptors or memory have run out, tries again."""
         while True:
             try:
                 return await self._recall(tuple(self.state))

@@ -22,8 +22,8 @@ back. It is written again, by the hook or an audit, if the claims, the ``answere
 container with claimed hugepages, a first record is written as early as CreateContainer. It contains only the mark,
 since nothing has been applied yet.
 
-If descriptors or memory are short, reading a record raises OSError instead of leaving the record out. A container that
-was left out would not be tracked, and the next cleanup would remove its record.
+If file descriptors or memory have run out, reading a record raises OSError instead of leaving the record out. A
+container that was left out would not be tracked, and the next cleanup would remove its record.
 
 ``EnforcementRecords`` reads and writes the files; each of its methods blocks. ``Recorder`` decides on the event loop
 when to do so, and calls these methods in threads.
@@ -190,7 +190,7 @@ class EnforcementRecords:
         """Returns the enforcement records that apply to the containers' current cgroups. ``cgroups`` maps container ids
         to cgroups.
 
-        Missing and unreadable records are left out. Raises OSError if descriptors or memory are short.
+        Missing and unreadable records are left out. Raises OSError if file descriptors or memory have run out.
         """
         records = {container_id: self._read(container_id) for container_id in cgroups}
         return {i: one for i, one in records.items() if one and (one.inode == 0 or self._applies(one, cgroups[i]))}
@@ -198,7 +198,7 @@ class EnforcementRecords:
     def load_living(self, known: set[str]) -> list[EnforcementRecord]:
         """Returns the records of containers that have a process, except those whose id is in ``known``.
 
-        Raises OSError if descriptors or memory are short.
+        Raises OSError if file descriptors or memory have run out.
         """
         records = filter(None, map(self._read, self._ids() - known))
         return [
@@ -232,7 +232,7 @@ class EnforcementRecords:
     def load_pins(self) -> Pins:
         """Returns the stored pins, or an empty mapping if there is no readable file.
 
-        Raises OSError if descriptors or memory are short.
+        Raises OSError if file descriptors or memory have run out.
         """
         try:
             document = parse_json(read_regular(self._pins, MAX_PINS_BYTES), MAX_PINS_BYTES, "kubelet pins", PINS)
@@ -251,7 +251,10 @@ class EnforcementRecords:
         replace_file(self._pins, KubeletPins(containers=dict(pins)).model_dump_json().encode(), 0o600)
 
     def _ids(self) -> set[str]:
-        """Returns the ids of the containers that have a record. Raises OSError if descriptors or memory are short."""
+        """Returns the ids of the containers that have a record.
+
+        Raises OSError if file descriptors or memory have run out.
+        """
         try:
             names = os.listdir(self._path)  # noqa: PTH208
         except OSError as error:
@@ -262,7 +265,7 @@ class EnforcementRecords:
     def _read(self, container_id: str) -> EnforcementRecord | None:
         """Returns a container's record, or None if it does not exist or cannot be read.
 
-        Raises OSError if descriptors or memory are short.
+        Raises OSError if file descriptors or memory have run out.
         """
         if not _ID.fullmatch(container_id):
             return None
@@ -389,7 +392,7 @@ class Recorder:
 
         The restored state consists of the enforced claims and the ``answered`` mark. The stored pins are also added:
         they cannot be derived from the runtime's list, because the cpusets in it already include this plugin's answers.
-        Raises OSError if descriptors or memory are short; the caller must then try again.
+        Raises OSError if file descriptors or memory have run out; the caller must then try again.
         """
         evident = {one.id: one.identity.cgroup for one in containers if one.identity.evidence != NO_EVIDENCE}
         found = await asyncio.to_thread(self._records.load, evident)
@@ -407,7 +410,7 @@ class Recorder:
         """Returns containers that are neither listed nor tracked but still have a process.
 
         No instance has seen these containers exit, and only their enforcement records show that they exist. Raises
-        OSError if descriptors or memory are short; the caller must then try again.
+        OSError if file descriptors or memory have run out; the caller must then try again.
         """
         known = {tracked.id for tracked in (*listed, *self._state)}
         return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]
@@ -477,7 +480,7 @@ class Recorder:
 
 
 def _check_shortage(error: Exception) -> None:
-    """Raises the error again if descriptors or memory are short, so that the file is not taken for unreadable."""
+    """Raises the error again if file descriptors or memory have run out, since the file itself may be readable."""
     if isinstance(error, OSError) and is_shortage(error):
         raise error
 

@@ -89,7 +89,7 @@ class Interrupts:
     def set_affinity(self, name: str, cpus: Cpus) -> bool:
         """Writes an affinity. Returns False if the kernel rejects it, as it does for managed interrupts.
 
-        Raises OSError if the file cannot be opened or written because descriptors or memory are short.
+        Raises OSError if the file cannot be opened or written because file descriptors or memory have run out.
         """
         if name == IRQBALANCE:
             self._irqbalance.allow(cpus)

@@ -22,7 +22,7 @@ def _scaled(page_bytes: int) -> tuple[int, str]:
 
 
 def short_page_size(page_bytes: int) -> str:
-    """Formats a size as in the names of devices, pools and classes, and in ``resource.kubernetes.io/pageSize``: ``2m``."""
+    """Formats a size as in names of devices, pools and classes, and in ``resource.kubernetes.io/pageSize``: ``2m``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter}"
 

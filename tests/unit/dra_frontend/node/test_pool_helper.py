@@ -2,13 +2,17 @@
 """The helper container resizes the configured hugepage pools within their limits."""
 
 import json
+import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
-from dra_frontend.node.pool_helper import PoolHelper
+from dra_frontend.node.pool_client import HelperError, HelperPools
+from dra_frontend.node.pool_helper import PoolHelper, _listen, _serve
 from dra_frontend.node.pool_requests import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, PoolAnswer, PoolRequest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -135,3 +139,30 @@ def test_no_pool_is_resized_on_a_node_in_observe_mode(tmp_path: Path) -> None:
     (_, problem) = rig.ask(pages=3)
     assert "only observes (enforcement: observe)" in problem
     assert rig.pages == [1, 1]
+
+
+def test_a_request_whose_caller_has_left_is_not_executed(tmp_path: Path, short_root: Path) -> None:
+    """A frontend that no longer waits has computed the number of pages from claims that may have changed since."""
+    rig, path = Rig(tmp_path), short_root / "hugepages.sock"
+    rig.files[0].write_text("3\n")
+    kernel = KernelPools(HostTree(tmp_path))
+    with _listen(path) as listening:
+        # The kernel accepts the connection, but the helper is still busy with another request.
+        with pytest.raises(HelperError, match="timed out"):
+            HelperPools(kernel, str(path), patience=0.1).shrink(0, GIB, 1)
+
+        def serve() -> None:
+            with suppress(OSError):  # the listening socket was shut down
+                _serve(listening, rig.helper)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            pools = HelperPools(kernel, str(path))
+            pools.check(0, GIB)
+            assert rig.pages == [3, 1]
+            pools.shrink(0, GIB, 2)
+            assert rig.pages == [2, 1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()

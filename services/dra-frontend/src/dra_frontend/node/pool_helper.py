@@ -7,6 +7,7 @@ many pages claims need and keeps no state, so it can be killed and restarted at 
 
 import logging
 import os
+import select
 import signal
 import socket
 import time
@@ -118,14 +119,25 @@ def _check_pools(pools: KernelPools, config: Config) -> None:
             _log.error("cannot resize hugepage pool", extra={"error": str(error)})
 
 
+def _has_left(connection: socket.socket) -> bool:
+    """Returns True if the caller has closed its end of the connection."""
+    poll = select.poll()
+    poll.register(connection, 0)  # POLLHUP is always reported
+    return bool(poll.poll(0))
+
+
 def _serve(listening: socket.socket, helper: PoolHelper) -> None:
-    """Handles one request per connection until a signal arrives."""
+    """Handles one request per connection until a signal arrives.
+
+    A request whose caller no longer waits is dropped. The caller computed the number of pages from claims that may have
+    changed since, for example if the helper was stopped or a kernel call took long.
+    """
     complaints = Complaints(_log)
     while True:
         connection, _ = listening.accept()
         with connection, complaints.about("caller", "request not answered"):
             connection.settimeout(_CALLER_SECONDS)
-            if data := connection.recv(MAX_REQUEST_BYTES + 1):
+            if (data := connection.recv(MAX_REQUEST_BYTES + 1)) and not _has_left(connection):
                 connection.send(helper.answer(data).model_dump_json().encode())
 
 

@@ -3,6 +3,7 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -82,6 +83,22 @@ def test_write_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> 
     second = run("--write", file, dumped=dumped)
     assert (second.returncode, second.stderr) == (2, f"nri-backend setup-runtime: {file}: File exists\n")
     assert file.read_text() == before
+
+
+def test_write_leaves_no_truncated_file_behind(tmp_path: Path) -> None:
+    """The error names the file, and the next attempt succeeds. A truncated drop-in would keep containerd from
+    starting.
+    """
+    file, dumped = tmp_path / "numa.toml", text_of(dump("2.2", {"disable": True}))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+    try:
+        first = run("--write", file, dumped=dumped)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (first.returncode, first.stderr) == (2, f"nri-backend setup-runtime: {file}: File too large\n")
+    assert not file.exists()
+    assert run("--write", file, dumped=dumped).returncode == 0
 
 
 def test_the_status_is_1_if_a_drop_in_cannot_make_all_changes(tmp_path: Path) -> None:

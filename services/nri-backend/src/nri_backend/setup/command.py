@@ -110,8 +110,7 @@ def _run(arguments: Sequence[str]) -> int:
         lines = [*map(str, missing), *manual, *containerd.warnings(dump)]
         if missing and options.write:
             # A drop-in for containerd 1.7 repeats whole sections, which may contain registry passwords.
-            with open(options.write, "x", encoding="utf-8", opener=_open_private) as file:
-                file.write(containerd.write_drop_in(dump, missing))
+            _write_new(options.write, containerd.write_drop_in(dump, missing))
             lines.append(
                 f"wrote {options.write}: add it to imports in config.toml, restart containerd, and check again"
             )
@@ -124,6 +123,22 @@ def _run(arguments: Sequence[str]) -> int:
     for line in lines or ["nothing is missing"]:
         _report(line)
     return _EXIT_MISSING if manual or (missing and not options.write) else 0
+
+
+def _write_new(path: str, text: str) -> None:
+    """Writes a new file, or removes it again if only part of the text can be written. Raises OSError.
+
+    containerd would not start with a truncated drop-in, and the command never replaces a file.
+    """
+    file = open(path, "x", encoding="utf-8", opener=_open_private)  # noqa: SIM115 - closing it may fail as well
+    try:
+        with file:
+            file.write(text)
+    except BaseException as error:
+        os.unlink(path)  # noqa: PTH108
+        if isinstance(error, OSError):
+            error.filename = path
+        raise
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -26,7 +26,15 @@ class Node:
         """Runs one pass that vacates the given CPUs."""
         originals = OriginalsFile(f"{self.root}/interrupts.json")
         code = BackendCode.INTERRUPTS_NOT_MOVED
-        interrupts = AffinityClass(self.tree, originals, "interrupts", 30.0, may_relocate=True, not_moved=code)
+        interrupts = AffinityClass(
+            self.tree,
+            originals,
+            "interrupts",
+            30.0,
+            may_relocate=True,
+            not_moved=code,
+            delayed=frozenset({IRQBALANCE}),
+        )
         return evict(interrupts, DesiredIsolation(frozenset(cpus), ONLINE), frozenset())
 
 
@@ -50,9 +58,10 @@ def test_claimed_cpus_are_banned_once_and_the_original_ban_is_restored(node: Nod
         node.evict(2, 3)
         daemon.round()
         assert [one for one in daemon.requests if one != "setup"] == [f"settings cpus {banned}"]
-        assert node.evict() == EvictionResult()
+        assert node.evict().moved == {IRQBALANCE}
         daemon.round()
         assert daemon.banned == before
+        assert node.evict() == EvictionResult()
 
 
 def test_a_ban_that_is_not_in_effect_yet_is_lifted_again(node: Node) -> None:
@@ -89,6 +98,39 @@ def test_the_original_ban_is_restored_after_a_pass_without_a_reply(node: Node) -
         node.evict(2, 3)
         daemon.busy = False
         node.evict(2, 3)
+        node.evict()
+        daemon.round()
+        assert daemon.banned == set()
+
+
+def test_the_original_ban_is_restored_if_the_backend_dies_before_the_last_of_several_bans_is_in_effect(
+    node: Node,
+) -> None:
+    """The next instance reads a ban that is older than the last two writes, and does not take it for the original."""
+    with irqbalance(node.root) as daemon:
+        node.evict(1)
+        daemon.round()
+        node.evict(1, 2)
+        node.evict(1, 2, 3)
+        node.tree.next_instance()
+        node.evict(1, 2, 3)
+        daemon.round()
+        assert daemon.banned == {1, 2, 3}
+        node.evict()
+        daemon.round()
+        assert daemon.banned == set()
+
+
+def test_the_original_ban_is_restored_if_the_backend_dies_before_the_ban_is_lifted(node: Node) -> None:
+    """The next instance still reads the driver's own ban, and there is a new claim."""
+    with irqbalance(node.root) as daemon:
+        node.evict(1)
+        daemon.round()
+        node.evict()
+        node.tree.next_instance()
+        node.evict(2)
+        daemon.round()
+        assert daemon.banned == {2}
         node.evict()
         daemon.round()
         assert daemon.banned == set()

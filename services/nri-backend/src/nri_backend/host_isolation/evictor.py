@@ -107,6 +107,8 @@ class AffinityClass:
     """
     not_moved: BackendCode
     """Code of the problem to report if moving fails with an error that has no code of its own."""
+    delayed: frozenset[str] = frozenset()
+    """Names of the movables that may be read back with an earlier affinity for some time after a write."""
     contested: Problem = NO_PROBLEM
     """Problem to report if another program keeps moving interrupts or slices back, with the remedy."""
     remaining: Problem = NO_PROBLEM
@@ -127,7 +129,14 @@ def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: f
     movable = {name: cpus for name, cpus in current.items() if cpus is not None and name not in unmovable}
     # Interrupts or slices that this pass skips keep their stored original, so that a later pass can restore it.
     skipped = {name: stored for name, stored in originals.items() if name in current and name not in movable}
-    plan = plan_eviction(movable, originals, cpus_to_vacate, desired.online, may_relocate=affinity_class.may_relocate)
+    plan = plan_eviction(
+        movable,
+        originals,
+        cpus_to_vacate,
+        desired.online,
+        may_relocate=affinity_class.may_relocate,
+        delayed=affinity_class.delayed,
+    )
     before_writes = {**skipped, **plan.before_writes} if plan.writes else originals
     if plan.writes:
         affinity_class.originals.save(before_writes)

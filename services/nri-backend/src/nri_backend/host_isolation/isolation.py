@@ -13,7 +13,7 @@ from numa_contract.backend_codes import BackendCode
 from nri_backend.containers.lifecycle import OCCUPYING
 from nri_backend.containers.state import NodeState
 from nri_backend.host_isolation.evictor import AffinityClass, DesiredIsolation, Evictor, evict
-from nri_backend.host_isolation.interrupts import Interrupts
+from nri_backend.host_isolation.interrupts import IRQBALANCE, Interrupts
 from nri_backend.host_isolation.irqbalance import Irqbalance
 from nri_backend.host_isolation.originals import OriginalsFile
 from nri_backend.host_isolation.plan import Cpus
@@ -76,6 +76,7 @@ class HostIsolation:
                 INTERRUPT_SECONDS,
                 may_relocate=True,
                 not_moved=BackendCode.INTERRUPTS_NOT_MOVED,
+                delayed=frozenset({IRQBALANCE}),
                 contested=_CONTESTED,
             ),
             self._desired_for_interrupts,

@@ -13,15 +13,23 @@ other programs:
 * If the current affinity is neither of these two, another program has written it, and it becomes the new original. The
   movable is moved again only if the new original contains CPUs that must be vacated; it is counted as contested if an
   earlier pass had moved it.
+
+A write to irqbalance is *delayed*: irqbalance returns an earlier affinity until its next round, and several writes may
+precede that round. So the file contains more than two affinities for it, and its entry is dropped only by a pass that
+reads the original.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from numa_contract.records import CpuSet, Document
 from pydantic import Field
 
+_MAX_EXPECTED: Final = 64
+"""Maximum number of affinities that are stored for one movable whose writes are delayed. Passes are at least 0.2 s
+apart, and irqbalance's rounds are ten seconds apart.
+"""
 Cpus = frozenset[int]
 Affinities = Mapping[str, Cpus]
 """Affinities, keyed by the name of the interrupt or slice."""
@@ -33,8 +41,8 @@ class OriginalAffinity(Document):
     original: CpuSet = Field(alias="former")
     """Affinity to restore once no CPUs have to be vacated any more."""
     expected: Annotated[tuple[CpuSet, ...], Field(alias="known", min_length=1)]
-    """The affinities before and after the backend's last write. The current one is among them unless another program
-    has written it.
+    """The affinities before and after the backend's last write, in this order, preceded by those of earlier writes if
+    the writes are delayed. The current one is among them unless another program has written it.
     """
 
 
@@ -74,13 +82,19 @@ def reduced_affinity(original: Cpus, cpus_to_vacate: Cpus, online: Cpus, *, may_
 
 
 def plan_eviction(
-    current: Affinities, originals: Originals, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool = True
+    current: Affinities,
+    originals: Originals,
+    cpus_to_vacate: Cpus,
+    online: Cpus,
+    *,
+    may_relocate: bool = True,
+    delayed: Collection[str] = (),
 ) -> EvictionPlan:
     """Plans the writes that move interrupts or slices off the CPUs that must be vacated, and that restore those that
     need not be moved any longer.
 
     ``current`` contains their current affinities. Originals whose name is not in ``current`` are dropped, since the
-    interrupt or slice no longer exists.
+    interrupt or slice no longer exists. ``delayed`` contains the names of those whose writes are delayed.
     """
     writes, after_writes, contested = {}, {}, []
     new = OriginalAffinity.model_construct  # without validation
@@ -92,10 +106,14 @@ def plan_eviction(
             writes[name] = target
             if stored is not None and now != stored.expected[-1]:
                 contested.append(name)
-        if target != original:
+        if target != original or (name in writes and name in delayed):
             # Reuse an equal entry: building thousands of them would take 0.1 s in each pass.
             same = stored is not None and unchanged and stored.expected[-1] == now == target
-            after_writes[name] = stored if stored and same else new(original=original, expected=(now, target))
+            expected: tuple[Cpus, ...] = (now, target)
+            if stored is not None and unchanged and name in delayed:
+                newest_first = dict.fromkeys((target, now, *reversed(stored.expected)))
+                expected = tuple(newest_first)[:_MAX_EXPECTED][::-1]
+            after_writes[name] = stored if stored and same else new(original=original, expected=expected)
     overwritten = {name: stored for name, stored in originals.items() if name in writes}
     return EvictionPlan(writes, {**overwritten, **after_writes}, after_writes, tuple(contested))
 

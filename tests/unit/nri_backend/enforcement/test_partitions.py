@@ -24,6 +24,7 @@ from numa_contract.records import AllocationRecord, CpuParameters
 from tests.fakes.waiting import eventually, patience
 from tests.rigs.builders import cpu_record, env_of
 from tests.rigs.containers import POD, PODS, TOP, container, pod
+from tests.rigs.descriptors import descriptors_left
 from tests.rigs.enforcement import Node, auditing, enforcing
 from tests.rigs.kernel_tree import KernelTree
 from tests.rigs.partition_tree import PARTITION, PartitionTree
@@ -433,6 +434,32 @@ def test_a_partition_needs_the_capability_once_and_its_type_is_not_written_again
     assert not make_partition(tree, f"{POD}/a", "root", frozenset({2}))
     assert raised == [[]]
     assert [text for _, name, text in tree.written if name == PARTITION] == ["root"]
+
+
+class StarvedTree(PartitionTree):
+    """A tree where the process has no free file descriptor while it reads one of the files."""
+
+    starved = ""
+
+    def read(self, path: str, name: str) -> str:
+        with descriptors_left() if name == self.starved else contextlib.nullcontext():
+            return super().read(path, name)
+
+
+@pytest.mark.parametrize("name", [PARTITION, EXCLUSIVE, "cpuset.cpus.effective"])
+def test_a_valid_partition_does_not_end_because_a_file_cannot_be_read(tmp_path: Path, name: str) -> None:
+    """Until the pool excludes the CPUs, other containers and host daemons would run on them."""
+    tree = StarvedTree(tmp_path / "cgroup")
+    tree.make(f"{POD}/a")
+    assert not make_partition(tree, f"{POD}/a", "root", frozenset({2}))
+    tree.written.clear()
+    tree.starved = name
+    assert "Too many open files" in make_partition(tree, f"{POD}/a", "root", frozenset({2}))
+    assert not tree.written
+    assert tree.get(f"{POD}/a", PARTITION) == "root"
+    tree.starved = ""
+    tree.path(f"{POD}/a").joinpath(PARTITION).write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
+    assert not make_partition(tree, f"{POD}/a", "root", frozenset({2}))
 
 
 def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(

@@ -84,16 +84,19 @@ def exclusive_of(tree: CgroupTree, path: str) -> frozenset[int]:
 def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> Problem:
     """Makes a cgroup a partition with these CPUs. Returns the reason if that fails, otherwise NO_PROBLEM.
 
-    After a failure the cgroup is a member again. Raises CgroupGoneError if the cgroup is gone or has no process.
+    After a failure the cgroup is a member again, unless its files could not be read before the first write. In that
+    case a valid partition stays valid. Raises CgroupGoneError if the cgroup is gone or has no process.
     """
     with _CHANGING:
         return _made(tree, path, kind, cpus)
 
 
 def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> Problem:
+    changed = False
     try:
         present = tree.read(path, PARTITION)
         if present != kind or tree.read_set(path, EXCLUSIVE) != cpus:
+            changed = True
             if present not in (_MEMBER, "root", "isolated"):
                 # An invalid partition must become a member first: writing the type again would move its processes off
                 # their CPUs.
@@ -105,6 +108,10 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         left, effective = tree.read(path, PARTITION), tree.read_set(path, _EFFECTIVE)
     except CgroupAccessError as error:
         reason = error.problem
+        if not changed:
+            # If a valid partition ended, other processes would run on its CPUs until the pool excludes them.
+            release_partition(tree, path)
+            return reason
     else:
         # Some of the partition's CPUs may be offline.
         if left == kind and effective and effective <= cpus:

@@ -84,3 +84,17 @@ def test_a_missing_cpuset_controller_is_an_error_with_a_remedy(tree: KernelTree)
     tree.unreadable["system.slice", "cpuset.cpus"] = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         evict_from(tree, 2, 3)
+
+
+def test_the_originals_are_restored_after_a_mount_has_hidden_the_cgroups(tree: KernelTree) -> None:
+    """A pass that finds no cgroup tree fails. Otherwise, the next pass would take the reduced lists for originals."""
+    evict_from(tree, 2, 3)
+    root, hidden = Path(tree.root), Path(f"{tree.root}-hidden")
+    root.rename(hidden)
+    root.mkdir()
+    with pytest.raises(OSError, match="is not mounted"):
+        evict_from(tree, 2, 3)
+    root.rmdir()
+    hidden.rename(root)
+    evict_from(tree)
+    assert both_cpusets(tree) == ("0-15", "0-3")

@@ -26,8 +26,8 @@ class HostSlices:
         self._host_root = host_root
 
     def affinities(self, _cpus_to_vacate: Cpus, _moved: Collection[str]) -> dict[str, Cpus]:
-        """Returns ``cpuset.cpus`` of every slice that exists. Raises OSError if a slice has no such file, or if the
-        file cannot be read.
+        """Returns ``cpuset.cpus`` of every slice that exists. Raises OSError if a slice has no such file, if the file
+        cannot be read, or if the cgroup tree is not mounted.
         """
         return {name: cpus for name in SLICES if (cpus := self._read(name, "cpuset.cpus")) is not None}
 
@@ -45,7 +45,10 @@ class HostSlices:
     def _read(self, name: str, file: str) -> Cpus | None:
         try:
             return parse_cpu_list(self._tree.read(name, file))
-        except CgroupGoneError:
+        except CgroupGoneError as error:
+            if not self._tree.is_mounted():
+                # The slice may still exist. If it counted as gone, its original would be discarded.
+                raise OSError(f"{self._tree.root} is not mounted") from error
             return None
         except CgroupAccessError as error:
             raise OSError(str(error)) from error

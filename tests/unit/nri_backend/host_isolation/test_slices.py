@@ -2,6 +2,7 @@
 """The slices of host daemons, tested with a tree that behaves like cgroup2."""
 
 import errno
+import resource
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,17 @@ def test_the_originals_are_restored_after_a_mount_has_hidden_the_cgroups(tree: K
     hidden.rename(root)
     evict_from(tree)
     assert both_cpusets(tree) == ("0-15", "0-3")
+
+
+def test_the_originals_are_restored_on_a_full_disk(tree: KernelTree) -> None:
+    """The file already contains the originals that a later instance would need, so it is not written again."""
+    evict_from(tree, 2, 3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The kernel's files are regular files here, with at most 7 bytes.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        assert evict_from(tree) == EvictionResult()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert both_cpusets(tree) == ("0-15", "0-3")
+    assert not Path(f"{tree.root}/../host-slices.json").exists()

@@ -6,7 +6,8 @@ another. Each class has an `Evictor`, an asyncio task that runs passes of `evict
 
 1. reads the current affinities,
 2. plans the new ones (plan.py),
-3. stores, in a file (originals.py), the originals of all movables that it is about to change,
+3. stores, in a file (originals.py), the originals of all movables that it is about to change, unless the file already
+   contains them,
 4. writes the new affinities,
 5. removes the restored originals from the file again, and reverts the entries of movables whose write failed.
 
@@ -138,7 +139,7 @@ def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: f
         delayed=affinity_class.delayed,
     )
     before_writes = {**skipped, **plan.before_writes} if plan.writes else originals
-    if plan.writes:
+    if before_writes != originals:
         affinity_class.originals.save(before_writes)
     failed = {name for name, cpus in plan.writes.items() if not affinity_class.movables.set_affinity(name, cpus)}
     after_writes = {**skipped, **revert_failed(plan.after_writes, originals, failed)}

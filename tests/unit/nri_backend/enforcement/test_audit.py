@@ -137,6 +137,23 @@ async def test_a_standby_uses_the_limit_from_the_last_update(memory: Path, befor
         assert (node.quota(path), node.quota(POD)) == (shown, str(of_pod))
 
 
+async def test_an_update_is_kept_that_arrives_while_an_instance_becomes_active(memory: Path) -> None:
+    """The enforcement records are read in threads. Meanwhile, the runtime reports a resize to this instance only."""
+    node = Node(memory)
+    node.stored = Resources(cpus="2-3")
+    env = node.claim(ONE)
+    async with auditing(node):
+        path = await node.run("claim", *env, quota=200_000)
+        becoming = asyncio.create_task(node.enforcer.activate())
+        await asyncio.sleep(0)
+        assert await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=300_000)) == []
+        assert not becoming.done()
+        for where in (path, POD):
+            node.kernel.set(where, "cpu.max", "300000 100000")
+        await becoming
+        assert (node.quota(path), node.quota(POD)) == ("300000", "300000")
+
+
 @pytest.mark.parametrize("known_by", ["listed", "started"])
 async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known_by: str) -> None:
     """The runtime lists the container as running even though it has exited, or its exit was reported only to another

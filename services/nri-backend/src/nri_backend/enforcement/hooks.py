@@ -99,8 +99,14 @@ class Enforcer:
         for found in await self._recall_tracked():
             if (tracked := self.state.containers.get(found.id)) is not None:
                 seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
-                now = replace(seen, enforced=found.enforced, runtime_limits=found.runtime_limits)
-                self.state.put(self.state.authorized(now))
+                # The limits may have been updated while the records were read. Only the marks come from the records.
+                before, marks = tracked.runtime_limits, found.runtime_limits
+                limits = replace(
+                    before,
+                    include_claims=before.include_claims or marks.include_claims,
+                    kubelet_pins=before.kubelet_pins | marks.kubelet_pins,
+                )
+                self.state.put(self.state.authorized(replace(seen, enforced=found.enforced, runtime_limits=limits)))
         if self._deps.tree.observes:
             self._standby = ObservedHooks(self.state)
             await self.claim_files.refresh(thorough=True)

@@ -177,6 +177,11 @@ class FileLock:
             if not scope.expired():
                 scope.reschedule(now + limit)
 
+    async def own_release(self) -> None:
+        """Waits until no coroutine of this process holds the lock. Another process may still hold it."""
+        async with self._turn:
+            pass
+
     @asynccontextmanager
     async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
         """Holds the lock for the duration of the ``async with`` block.

@@ -410,6 +410,25 @@ async def test_cancelling_the_caller_does_not_release_the_lock(node: Frontend) -
     await node.store.close()
 
 
+async def test_an_instance_ends_while_another_one_holds_the_lock(tmp_path: Path) -> None:
+    """The other instance is stuck. This instance still waits for its own transaction."""
+    node, done, go = Frontend(tmp_path, None), threading.Event(), threading.Event()
+    await node.store.start()
+
+    def slow(_: Transaction) -> None:
+        go.wait(5)
+        done.set()
+
+    running = asyncio.create_task(node.store.transact(slow))
+    await asyncio.sleep(0.05)
+    running.cancel()
+    asyncio.get_running_loop().call_later(0.1, go.set)
+    await node.store.close()
+    assert done.is_set()
+    async with FileLock(tmp_path / "claims.lock").hold(5):
+        await asyncio.wait_for(node.store.close(), 5)
+
+
 async def test_a_claim_is_held_after_its_file_was_renamed_whatever_fails(tmp_path: Path) -> None:
     """Although the journal cannot be written, the second claim in the same Prepare call gets CPUs other than the first
     claim's. The same is true on a standby.

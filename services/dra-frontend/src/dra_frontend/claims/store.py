@@ -204,9 +204,10 @@ class ClaimStore:
         self._metadata.sweep(transaction.files.values())
 
     async def close(self) -> None:
-        """Waits for a transaction whose caller was cancelled, so that the lock can be closed afterwards."""
-        async with self._lock.hold():
-            pass
+        """Waits for a transaction whose caller was cancelled, but not for other instances, since one of them may be
+        stuck.
+        """
+        await self._lock.own_release()
 
     async def transact(
         self, change: Callable[[Transaction], T], *, thorough: bool = False, allocates: bool = True

@@ -230,6 +230,32 @@ async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Pa
     assert node.answered() == {"u": "Provisioned"}
 
 
+@pytest.mark.parametrize("before", ["1Gi", "9Gi"])
+async def test_an_answer_to_an_earlier_allocation_does_not_count_for_a_later_one(tmp_path: Path, before: str) -> None:
+    """While the API server's response to the condition is on its way, the scheduler deallocates the claim and allocates
+    it on this node again. The API server drops the condition of the earlier allocation.
+    """
+    first, second = asked("u", before), asked("u", "1Gi")
+
+    class Slow(Api):
+        async def apply_claim_devices(
+            self, namespace: str, name: str, uid: str, devices: list[Document], manager: str
+        ) -> Document:
+            answer = await super().apply_claim_devices(namespace, name, uid, devices, manager)
+            if self.listed:
+                self.listed = []
+                node.on_demand.claims._see("MODIFIED", {"metadata": first["metadata"], "status": {}})
+                node.on_demand.claims._see("MODIFIED", second)
+                self.answers.clear()
+            return answer
+
+    node = Node(tmp_path, Slow())
+    node.api.listed = [first]
+    await node.follow()
+    await node.provide()
+    assert node.answered() == {"u": "Provisioned"}
+
+
 async def test_no_claim_causes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
     """The allocation in one claim's status is larger than the device. Another claim still gets its pages."""
     node = Node(tmp_path, Api())

@@ -349,11 +349,17 @@ class HugepagesOnDemand:
         """Writes the result to the claim's status. The scheduler then binds the pod or looks for another node."""
         present = read_entries((self.claims.by_uid or {}).get(uid))
         entries = {key: _entry(problem, present.get(key)) for key, problem in problems.items()}
+        # Stored before the write: if the claim's allocation changes during the write, _forget() removes the result
+        # again, and the new allocation gets its own.
+        self._answered[uid] = not any(problems.values())
         if any(not _is_present(entry, present.get(key)) for key, entry in entries.items()):
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             documents = [{k: v for k, v in one.items() if k != "data"} for one in written(entries, present, now)]
-            await self.claims.apply(view, documents)
-        self._answered[uid] = not any(problems.values())
+            try:
+                await self.claims.apply(view, documents)
+            except BaseException:
+                self._answered.pop(uid, None)
+                raise
         _log.info(
             "on-demand hugepages claim decided",
             extra={"claim": view.claim.full_name, "problems": sorted(filter(None, problems.values()))},

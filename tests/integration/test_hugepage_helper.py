@@ -3,6 +3,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -272,4 +273,12 @@ def test_the_helper_ends_on_a_signal(node: Node) -> None:
     grace period.
     """
     assert node.helper.stop() == 0
+    node.start_helper()
+
+
+def test_the_helper_ends_on_a_signal_while_it_waits_for_a_request(node: Node) -> None:
+    with pool_socket() as silent:
+        silent.connect(str(node.socket))
+        time.sleep(0.5)
+        assert node.helper.stop() == 0
     node.start_helper()

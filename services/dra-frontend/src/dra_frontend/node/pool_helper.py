@@ -32,8 +32,10 @@ _CALLER_SECONDS: Final = 5.0
 """Time limit for a client to send its request, and to read the response."""
 
 
-class _StoppedError(Exception):
-    """Raised when the process receives SIGTERM or SIGINT."""
+class _StoppedError(BaseException):
+    """Raised when the process receives SIGTERM or SIGINT. It is not an Exception, so that it also ends the handling of
+    a request.
+    """
 
 
 class PoolHelper:

@@ -4,6 +4,7 @@
 import asyncio
 import logging
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
+from dra_frontend.node.sockets import PlacedSocket
 from numa_node.addresses import SocketPathError
 
 from tests.fakes._pb import dra_v1_pb2, pluginregistration_pb2
@@ -304,6 +306,29 @@ async def test_removed_sockets_are_restored(short_root: Path) -> None:
             request = pluginregistration_pb2.InfoRequest()
             await call(f"{REGISTRATION}/GetInfo", request, pluginregistration_pb2.PluginInfo)
     assert list(paths.dra.parent.iterdir()) == list(paths.registration.parent.iterdir()) == []
+
+
+async def test_a_cancelled_registration_leaves_no_socket(short_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service stops after a thread has placed the registration socket, but before the thread ends."""
+    running, go, place = threading.Event(), threading.Event(), PlacedSocket.place
+
+    def slow(bound: Path, path: Path) -> PlacedSocket:
+        placed = place(bound, path)
+        running.set()
+        go.wait(5)
+        return placed
+
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    async with KubeletPlugin("dra.cpu", Door(), paths) as plugin:
+        monkeypatch.setattr(PlacedSocket, "place", slow)
+        registering = asyncio.create_task(plugin.register())
+        await asyncio.to_thread(running.wait, 5)
+        registering.cancel()
+        asyncio.get_running_loop().call_later(0.1, go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await registering
+    await asyncio.sleep(0.2)
+    assert list(paths.registration.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("data", [b"\xff garbage", b"\x0a\x05ab", b"\x0a\x04\x0a\x02\xff\xfe"])

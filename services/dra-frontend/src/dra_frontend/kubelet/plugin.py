@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -97,9 +98,13 @@ class ServedSocket:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {path}: {error}") from error
         await server.start()
+        placing = asyncio.get_running_loop().run_in_executor(None, PlacedSocket.place, bound, path)
         try:
-            return cls(path, services, server, await asyncio.to_thread(PlacedSocket.place, bound, path))
+            return cls(path, services, server, await asyncio.shield(placing))
         except BaseException:
+            # If this call was cancelled, the thread may have placed the file, which then has no server.
+            with suppress(OSError):
+                await asyncio.to_thread((await placing).remove)
             await server.stop(None)
             raise
 

@@ -322,6 +322,19 @@ def test_a_pending_claim_is_explained() -> None:
     assert "v1beta1" in pending(known, waiting({"name": "r", "deviceClassName": "dra.cpu"}))[1][0]
 
 
+def test_a_pending_claim_cannot_have_cpus_that_are_being_released() -> None:
+    """The scheduler considers a released claim's CPUs free, but the driver refuses them until the claim's containers
+    have exited. The explanation says so instead of listing CPUs that the claim would not get.
+    """
+    (record,) = prepared(asked(14))
+    known = knowing([], releasing={("dra.cpu", "u0"): ClaimFile.of(record)})
+    found, (problem,) = pending(known, waiting(wish("r", "15")))
+    assert "wouldGet" not in found
+    assert "1 free (16); CPUs of a claim that is being released become free" in problem
+    found, problems = pending(known, waiting(wish("r", "1")))
+    assert (found["wouldGet"][0]["cpus"], problems) == ("16", [])
+
+
 def test_a_selector_that_cannot_be_evaluated_is_named() -> None:
     """It is unknown whether the devices match and therefore whether the claim fits. The problem names the selector."""
     odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}

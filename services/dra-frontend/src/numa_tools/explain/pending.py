@@ -124,7 +124,7 @@ def explain_pending(
         spec = read_claim_spec(mapping(document, "spec"))
     except ManifestError as error:
         return found, [problem("the claim cannot be explained", str(error), "change the claim")]
-    simulation = Simulation(known.inventory, known.config, classes, dict(known.files))
+    simulation = Simulation(known.inventory, known.config, classes, dict(known.files), held=known.ledger)
     found["requests"], ours, faults = verdicts(simulation, spec)
     hindered = [
         problem("this node currently accepts no claims", one, "run dra-frontend doctor") for one in known.hindrances

@@ -2,7 +2,7 @@
 """Simulates a node in memory: schedules claims on it and prepares them with the service's own allocation code."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dra_frontend.allocation.alignment import OtherDevices
@@ -57,13 +57,17 @@ class Simulation:
     """The prepared claims' files."""
     others: Sequence[Published] = ()
     """Other drivers' devices."""
+    held: Ledger = field(default_factory=lambda: Ledger({}))
+    """Resources that are not free even though no prepared claim has them, such as those of released claims. The
+    scheduler does not know them, but the driver does. The ledger's own files are ignored.
+    """
     search: Search = field(init=False)
     _made: int = 0
 
     def __post_init__(self) -> None:
         """Marks the devices of prepared claims as in use."""
         devices = [*own_devices(self.inventory, NODE), *self.others]
-        self.search = Search(devices, self.classes, in_use(Ledger(self.files), devices))
+        self.search = Search(devices, self.classes, in_use(self._ledger(), devices))
 
     def run(self, workload: Workload, name: str) -> Row:
         """Schedules and prepares a workload and returns a row for the report.
@@ -110,15 +114,18 @@ class Simulation:
         for driver in DRIVERS:
             if view.results[driver]:
                 parsed = parse_driver_claim(view, driver, self.inventory, self.config, others=known)
-                record = allocate_claim(parsed, self.inventory, Ledger(self.files))
+                record = allocate_claim(parsed, self.inventory, self._ledger())
                 self.files[driver, view.claim.uid] = ClaimFile.of(record)
                 records.append(record)
         return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
 
+    def _ledger(self) -> Ledger:
+        return replace(self.held, files=self.files)
+
     def pool(self) -> str:
         """Returns the CPUs for containers without a claim, or the online reserved CPUs if no other CPUs are left."""
         online, reserved = self.inventory.machine.online, self.inventory.reserved_cpus
-        return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or online & reserved)
+        return format_cpu_list(online - reserved - self._ledger().held_cpus() or online & reserved)
 
 
 def _given(one: Choice, records: Sequence[AllocationRecord]) -> Row:

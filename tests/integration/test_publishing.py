@@ -21,6 +21,7 @@ from dra_frontend.publishing.publisher import Publisher
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_node.ticks import each_tick
+from numa_tools.doctor.sources.cluster import read_cluster
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_allocatable import GATE
@@ -433,6 +434,20 @@ async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
     assert {ALLOCATABLE in device for device in slice_["spec"]["devices"]} == {kept}
     assert "pcieRoot" in str(slice_)
     assert [reason for reason, _ in rig.notices] == ([told] if told else [])
+
+
+async def test_the_doctor_finds_a_kubelet_that_does_not_count_claims(rig: Rig, tmp_path: Path) -> None:
+    """The API server rejects the mapping with status 403, like a request without the necessary right. The doctor
+    reports the mapping, as the driver does, and does not suggest granting rights.
+    """
+    rig.server.options.version = "1.37"
+    rig.server.options.gates |= {GATE: True, "DRAListTypeAttributes": True}
+    rig.server.store.update(NODES, "", NODE, {"status": {"declaredFeatures": []}}, "status")
+    config = Config(publish_node_allocatable_resource_mapping=True)
+    load = kubeconfig(str(rig.server.write_kubeconfig(tmp_path / "kubeconfig")))
+    found = await read_cluster(load, NODE, build_inventory(MACHINE, config, NODE), [], config)
+    assert found["trial"].refused == (GATE,)
+    assert rig.slices() == []
 
 
 @pytest.mark.parametrize(("version", "gate"), [("1.34", False), ("1.36", False), ("1.36", True), ("1.37", True)])

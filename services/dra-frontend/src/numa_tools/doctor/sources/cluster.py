@@ -92,11 +92,18 @@ class Cluster:
         wanted = slice_documents(pools[0], self._node_name, counted=counted)[0]
         taint = {"key": OVERCLAIMED_TAINTS[pools[0].driver], "value": "true", "effect": "NoSchedule"}
         wanted["spec"]["devices"] = [wanted["spec"]["devices"][0] | {"taints": [taint]}]
+        refusal: KubeError
         for (document,), left_out in variants([wanted]):
             sent = {**document, "metadata": {"generateName": "dry-run-"}}
             try:
                 answer = await self._client.create_slice(sent, dry_run=True)
             except InvalidError as error:
+                refusal = error
+                continue
+            except ForbiddenError as error:
+                # Kubernetes 1.37 forbids the mapping until the node's kubelet declares the feature (KEP-5517).
+                if gates.COUNTING not in str(error) or MAPPING_REFUSED in left_out:
+                    raise
                 refusal = error
                 continue
             ahead = _stamp(answer) - time.time()

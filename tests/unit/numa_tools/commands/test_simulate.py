@@ -390,6 +390,34 @@ def test_problems_that_would_occur_later_are_noted(
         assert all(any(note in text for text in found) for note in notes)
 
 
+def test_pods_that_name_the_same_claim_are_noted(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A claim is allocated once, and its second pod is refused. Each pod is simulated with a claim of its own, so the
+    output must say that this is not what happens. Pods of different namespaces name different claims.
+    """
+    said = {"resources": {"requests": {"cpu": "2"}}}
+    asked, one = claim("c", request("a", amount=2)), pod(container("a"), **said)
+    other = {**one, "metadata": {"name": "q"}}
+    template = {"metadata": {}, "spec": one["spec"]}
+    spread = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}}
+    spread["spec"] = {"replicas": 3, "template": template}
+    elsewhere = [{**each, "metadata": {**each["metadata"], "namespace": "ns"}} for each in (asked, other)]
+    cases: list[tuple[list[dict[str, Any]], str]] = [
+        ([asked, one, other], "2 pods name claim c"),
+        ([asked, spread], "3 pods name claim c"),
+        ([asked, one, *elsewhere], ""),
+    ]
+    for documents, note in cases:
+        file = written(tmp_path / "p.yaml", *documents)
+        status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", file)
+        found = [[text for text in row.get("notes", []) if "name claim" in text] for row in outcome["outcomes"]]
+        assert (status, [[note in text for text in texts] for texts in found]) == (
+            0,
+            [[True] * bool(note)] * len(found),
+        )
+
+
 def test_a_node_without_hugepages_is_named_as_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The node's kernel supports the page size but has no pages of that size, so there is no device. The cause is
     printed first.

@@ -45,6 +45,8 @@ class Claim:
     spec: ClaimSpec
     users: tuple[str, ...] = ()
     """The pod's containers that use the claim at the same time."""
+    pods: int = 1
+    """Number of pods in the files that use the claim. More than one only for a ResourceClaim that the pods name."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -149,10 +151,13 @@ class Manifests:
 
     def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
         """Returns the pods with their claims from ``definitions``. Raises a ManifestError that names the pod."""
+        users: Counter[Name] = Counter()
+        for (namespace, _), template in self.pods:
+            users.update({(namespace, claim): template.pods for claim in _named_claims(template.spec)})
         found = []
         for name, template in self.pods:
             try:
-                workload = _workload(name, template.spec, definitions, classes)
+                workload = _workload(name, template.spec, definitions, classes, users)
             except ManifestError as error:
                 raise ManifestError(f"pod {name[1]}: {error}") from error
             found.append(replace(workload, notes=(*workload.notes, *_number(template))))
@@ -178,10 +183,23 @@ def _name_of(metadata: Mapping[str, Any]) -> str:
     return value(metadata, "name", str, f"{generated}*" if generated else None)
 
 
+def _named_claims(spec: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the ResourceClaims that a pod names. The fields have not been validated yet."""
+    entries = spec.get("resourceClaims")
+    names = [
+        one.get("resourceClaimName") for one in (entries if isinstance(entries, list) else ()) if isinstance(one, dict)
+    ]
+    return {name for name in names if isinstance(name, str)}
+
+
 def _workload(
-    name: Name, spec: Mapping[str, Any], definitions: Manifests, classes: Mapping[str, DeviceClass]
+    name: Name,
+    spec: Mapping[str, Any],
+    definitions: Manifests,
+    classes: Mapping[str, DeviceClass],
+    users: Mapping[Name, int],
 ) -> Workload:
-    claims = dict(items(spec, "resourceClaims", lambda one: _claim_of_pod(name, one, definitions)))
+    claims = dict(items(spec, "resourceClaims", lambda one: _claim_of_pod(name, one, definitions, users)))
     before = items(spec, "initContainers", lambda one: one)
     containers = [*before, *items(spec, "containers", lambda one: one)]
     for container in containers:
@@ -218,7 +236,9 @@ def _requests(document: Mapping[str, Any]) -> bool:
     return bool({"cpu", "memory"} & {*mapping(resources, "requests"), *mapping(resources, "limits")})
 
 
-def _claim_of_pod(pod: Name, entry: Mapping[str, Any], definitions: Manifests) -> tuple[str, Claim]:
+def _claim_of_pod(
+    pod: Name, entry: Mapping[str, Any], definitions: Manifests, users: Mapping[Name, int]
+) -> tuple[str, Claim]:
     inner = value(entry, "name", str)
     template, claim = entry.get("resourceClaimTemplateName"), entry.get("resourceClaimName")
     named, there = (
@@ -227,7 +247,9 @@ def _claim_of_pod(pod: Name, entry: Mapping[str, Any], definitions: Manifests) -
     found = there.get((pod[0], str(template or claim)))
     if found is None:
         raise ManifestError(f"{named} {pod[0]}/{template or claim} is not in any of the files")
-    return inner, Claim(pod[0], f"{pod[1]}-{inner}" if template else found.name, found.spec)
+    if template:
+        return inner, Claim(pod[0], f"{pod[1]}-{inner}", found.spec)
+    return inner, Claim(pod[0], found.name, found.spec, pods=users[pod[0], found.name])
 
 
 def _check_use(use: Mapping[str, Any], claims: Mapping[str, Claim]) -> None:

@@ -101,6 +101,12 @@ class Simulation:
                     f"containers {who} use claim {claim.name}: one will be rejected unless the claim sets sharing: pod"
                 )
                 row.setdefault("notes", []).append(text)
+            if claim.pods > 1 and records:
+                text = (
+                    f"{claim.pods} pods name claim {claim.name}, and only one of them can run at a time, because pods "
+                    "cannot share a claim; give each pod its own claim with a ResourceClaimTemplate"
+                )
+                row.setdefault("notes", []).append(text)
         return row
 
     def _prepared(self, claim: Claim, choices: Sequence[Choice]) -> tuple[Row, list[AllocationRecord]]:

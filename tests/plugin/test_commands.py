@@ -174,10 +174,13 @@ async def test_lists_are_limited_by_labels(plugin: Plugin) -> None:
     plugin.server.store.create(nodes, "", {"metadata": {"name": NODE, "labels": {"pool": "hpc"}}})
     for words in (["nodes"], ["free"]):
         assert {row["node"] for row in await plugin.rows(*words, "-l", "pool=hpc")} == {NODE}
+    for words in (["nodes"], ["nodes", NODE], ["free"], ["free", NODE]):
         code, out, err = await plugin.run(*words, "--selector", "pool=web")
         assert (code, out) == (0, "")
-        assert err.startswith("No nodes ")
-        assert err.endswith((" with labels pool=web.\n", " -l pool=web.\n"))
+        assert err == "No nodes found that publish CPUs or memory with labels pool=web.\n"
+    observe(plugin)
+    _, _, err = await plugin.run("free", "-l", "pool=hpc")
+    assert err.endswith("all are tainted, or the nodes only observe; see kubectl numa nodes -l pool=hpc.\n")
 
 
 async def test_flags_may_precede_the_command(plugin: Plugin) -> None:

@@ -162,14 +162,15 @@ def _key(claim: Document) -> tuple[str, str]:
 
 def _free(request: Request) -> int:
     cluster, node = request.cluster(), request.given.node or ""
-    found = request.selected(free_documents(cluster, node))
-    published = any(node in ("", device.node) for device in cluster.devices.values())
-    if not found and node:
+    usable = free_documents(cluster, node)
+    nodes = [one for one in node_documents(cluster) if node in ("", one["node"])]
+    if not usable and node:
         text = "has no devices usable by claims: all are tainted, or the node only observes; see kubectl numa nodes"
-        raise KubectlError(f"node {node} " + (text if published else _SILENT))
+        raise KubectlError(f"node {node} " + (text if nodes else _SILENT))
+    found = request.selected(usable)
     if key := _SORT_KEYS.get(request.given.sort_by or ""):
         found.sort(key=lambda one: -one.get(key, 0))
-    if published:
+    if not found and request.selected(nodes):
         text = (
             "No nodes have devices usable by claims: all are tainted, or the nodes only observe; see kubectl numa nodes"
         )

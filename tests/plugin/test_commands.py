@@ -301,6 +301,28 @@ async def test_a_pod_is_explained(plugin: Plugin) -> None:
     assert (code, 'pods "nobody" not found' in err) == (1, True)
 
 
+async def test_a_request_for_several_devices_is_explained(plugin: Plugin) -> None:
+    """The number of devices is part of the request, as with ``cpuDeviceMode: individual``."""
+    for amount, each in (({}, "1"), ({"capacity": {"requests": {"dra.cpu/cpu": "3"}}}, "3")):
+        wants = {"deviceClassName": "dra.cpu", "count": 4, **amount}
+        spec = {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}
+        plugin.server.store.create(CLAIMS, "ns", {"metadata": {"name": f"c{each}"}, "spec": spec})
+        plugin.add_pod(f"p{each}", spec={"resourceClaims": [{"name": "c", "resourceClaimName": f"c{each}"}]})
+        _, out, _ = await plugin.run("explain", f"p{each}", "-n", "ns")
+        assert f"  cpus: requests 4 devices with {each} each; " in out
+
+
+async def test_a_container_that_is_not_restarted_is_explained(plugin: Plugin) -> None:
+    """A failed container of a Job's pod has only the state ``terminated``. Containers that succeeded are left out."""
+    killed = {"name": "main", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
+    done = {"name": "first", "state": {"terminated": {"reason": "Completed", "exitCode": 0}}}
+    spec = {"resourceClaims": [{"name": "c", "resourceClaimName": "train"}]}
+    plugin.add_pod("p", spec=spec, status={"initContainerStatuses": [done], "containerStatuses": [killed]})
+    _, out, _ = await plugin.run("explain", "p", "-n", "ns")
+    assert "container main is not running: OOMKilled\n" in out
+    assert "container first" not in out
+
+
 async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plugin) -> None:
     """The claim's own status belongs to the pod that uses it; for the other pod the kubelet reports the rejection."""
     text = "dra.cpu claim ns/train (u) belongs to container main of pod ns/first, and pods cannot share it"

@@ -226,10 +226,12 @@ def _waiting(status: Mapping[str, Any]) -> Waiting | None:
     if ours and "running" not in state:
         message = str(ours[0].get("message"))
         return Waiting(name, str(ours[0].get("reason")), message[message.index(_REFUSED) :], refused=True)
-    reason = str(found[0].get("reason") or "")
-    if not reason or reason in _STARTING:
+    # A container that is not restarted has no waiting state.
+    current = found[0] or found[1]
+    reason = str(current.get("reason") or "")
+    if not reason or reason in _STARTING or current.get("exitCode") == 0:
         return None
-    return Waiting(name, reason, str(found[0].get("message") or ""), refused=False)
+    return Waiting(name, reason, str(current.get("message") or ""), refused=False)
 
 
 def _unscheduled(status: Mapping[str, Any]) -> str:

@@ -95,9 +95,12 @@ def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[
         return
     fits = sum(cluster.free(key) >= wanted for key in most)
     best = cluster.devices[most[0]]
+    count = exact.get("count")
+    many = isinstance(count, int) and count > 1
+    needs = f"{count} devices with {_amount(kind, wanted)} each" if many else _amount(kind, wanted)
     enough = f"{fits} of {len(most)} devices have that much free"
     largest = f"the largest free amount is {_amount(kind, cluster.free(most[0]))} of {most[0].device} on {best.node}"
-    yield f"  {name}: requests {_amount(kind, wanted)}; {enough}; {largest}"
+    yield f"  {name}: requests {needs}; {enough}; {largest}"
 
 
 def _kind_of_class(name: str) -> str:

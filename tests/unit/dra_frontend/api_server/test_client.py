@@ -142,6 +142,35 @@ async def test_a_403_names_the_missing_rbac_rule(tmp_path: Path, verb: str) -> N
             await client.get_node("node-a")
 
 
+@pytest.mark.parametrize(
+    "why",
+    [
+        "unable to create new content in namespace ns because it is being terminated",
+        "exceeded quota: q, requested: count/events.events.k8s.io=1, used: count/events.events.k8s.io=9",
+    ],
+)
+async def test_a_403_of_admission_control_names_no_rbac_rule(pair: Pair, why: str) -> None:
+    """The driver has the right, so an operator who grants it once more has not removed the cause."""
+    server, client = pair
+    text = f'events.events.k8s.io "p.1" is forbidden: {why}'
+    server.fail_next(1, 403, body=json.dumps({"kind": "Status", "code": 403, "message": text}))
+    with pytest.raises(ForbiddenError) as caught:
+        await client.create_event({"metadata": {"name": "p.1", "namespace": "ns"}})
+    assert why in str(caught.value)
+    assert "admission control denied this" in str(caught.value)
+    assert "grant the service account" not in str(caught.value)
+
+
+async def test_a_missing_namespace_does_not_mean_that_the_api_is_missing(pair: Pair) -> None:
+    """The namespace of a pod may be deleted before the pod's Event is written."""
+    server, client = pair
+    status = {"kind": "Status", "code": 404, "reason": "NotFound", "details": {"kind": "namespaces", "name": "ns"}}
+    server.fail_next(1, 404, body=json.dumps(status | {"message": 'namespaces "ns" not found'}))
+    with pytest.raises(KubeError, match="not found") as caught:
+        await client.create_event({"metadata": {"name": "p.1", "namespace": "ns"}})
+    assert "served?" not in str(caught.value)
+
+
 async def test_a_slice_is_written_only_if_it_has_not_changed(pair: Pair) -> None:
     """A slice that has changed since it was read is neither overwritten nor deleted. Deleting a slice that is already
     gone succeeds.

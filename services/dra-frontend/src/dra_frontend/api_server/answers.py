@@ -44,6 +44,7 @@ message begins with two long field names.
 """
 _MAX_LOCATION_LENGTH: Final = 2048
 _SHOWN_HOST: Final = 100
+_UNAUTHORIZED: Final = '" cannot '
 _MAX_WAIT_SECONDS: Final = 120.0
 _EVENT: Final = re.compile(rb'\s*\{\s*"type"\s*:')
 """Start of a watch event. The API server writes the type first."""
@@ -184,7 +185,7 @@ def translate(call: Call, code: int, status: Document, headers: Mapping[str, str
     if 300 <= code < 400:
         return UnavailableError(call.operation, f"{said}{_redirected(headers)}", _retry_after(headers))
     if code in {401, 403}:
-        return ForbiddenError(call.operation, f"{said}; {_remedy(call, code)}")
+        return ForbiddenError(call.operation, f"{said}; {_remedy(call, code, message)}")
     if code == 404:
         return _not_found(call, status, said)
     if code == 409:
@@ -209,14 +210,20 @@ def _not_found(call: Call, status: Document, said: str) -> KubeError:
     match status:
         case {"reason": "NotFound", "details": {"name": name}} if call.name and name == call.name:
             return NotFoundError(call.operation, said)
+        case {"reason": "NotFound", "details": {"kind": "namespaces", "name": str()}}:
+            return KubeError(call.operation, said)
     # The response does not concern the object: either the server does not serve this API, or a proxy responded.
     where = f"{call.group}/v1" if call.group else "v1"
     return KubeError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")
 
 
-def _remedy(call: Call, code: int) -> str:
+def _remedy(call: Call, code: int, message: object) -> str:
     if code == 401:
         return "the token or certificate was rejected: check the kubeconfig or the pod's service account"
+    # Every authorizer's message is: User "..." cannot VERB resource "...". Admission control also responds with 403,
+    # for example if the namespace is being deleted or a quota is used up.
+    if message and _UNAUTHORIZED not in str(message):
+        return "the API server's admission control denied this; no rule in the ClusterRole is missing"
     return (
         f'grant the service account apiGroups: ["{call.group}"], resources: ["{call.resource}"], '
         f'verbs: ["{call.verb}"] in its ClusterRole'

@@ -176,6 +176,6 @@ async def _softly(call: Awaitable[_Answer]) -> _Answer | Unread:
     try:
         return await call
     except ForbiddenError as error:
-        return Unread(str(error), "grant the named permission, which the chart's ClusterRole includes")
+        return Unread(str(error), "see api.rights; if it is good, let the API server's policies allow this request")
     except KubeError as error:
         return Unread(str(error), "see api.reachable")

@@ -335,6 +335,19 @@ def test_a_pending_claim_cannot_have_cpus_that_are_being_released() -> None:
     assert (found["wouldGet"][0]["cpus"], problems) == ("16", [])
 
 
+def test_a_device_lists_a_released_claim_and_its_replacement() -> None:
+    """Both claims have the same name, and the device's free CPUs are those that neither of them holds."""
+    released, record = (replace_name(one, "c") for one in prepared(asked(6), asked(4)))
+    known = knowing([record], releasing={("dra.cpu", "u0"): ClaimFile.of(released)})
+    found, _ = told(known, "cpudevnuma000")
+    assert (found["capacity"], found["free"], found["claims"]) == ("15", "5", {"ns/c": "10"})
+
+
+def replace_name(record: AllocationRecord, name: str) -> AllocationRecord:
+    """Returns the record with a different claim name."""
+    return record.model_copy(update={"claim": record.claim.model_copy(update={"name": name})})
+
+
 def test_a_selector_that_cannot_be_evaluated_is_named() -> None:
     """It is unknown whether the devices match and therefore whether the claim fits. The problem names the selector."""
     odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}

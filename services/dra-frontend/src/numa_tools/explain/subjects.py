@@ -2,6 +2,7 @@
 """Explains one of this node's claims, pods, CPUs or devices."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -208,11 +209,11 @@ def explain_device(known: Known, name: str) -> Explained:
     driver, device = known.devices[name]
     shown = next((one for one in known.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)
-    claimed = {
-        claim_name(known, uid): amount
-        for (owner, uid), file in sorted({**known.releasing, **known.files}.items())
-        if owner == driver and (amount := _amount(file, device))
-    }
+    # A released claim and the claim that replaces it have the same name.
+    claimed = Counter[str]()
+    for (owner, uid), file in sorted({**known.releasing, **known.files}.items()):
+        if owner == driver and (amount := _amount(file, device)):
+            claimed[claim_name(known, uid)] += amount
     found: dict[str, Any] = {
         "device": name,
         "driver": driver,

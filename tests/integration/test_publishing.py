@@ -536,6 +536,19 @@ async def test_an_expired_watch_lists_again(rig: Rig) -> None:
     assert rig.asked("list") >= 2
 
 
+async def test_a_watch_resumes_after_the_delay_that_the_server_requests(rig: Rig) -> None:
+    """An overloaded server is not asked again by every node of the cluster before that."""
+    async with rig.publisher() as publisher:
+        await rig.published(publisher)
+        await eventually(lambda: rig.server.watches)
+        rig.server.fail_next(1, 429, verb="watch", retry_after=2)
+        rig.server.drop_watches()
+        await eventually(lambda: [one for one in rig.server.served if one.code == 429])
+        refused = time.monotonic()
+        await eventually(lambda: rig.server.watches)
+        assert time.monotonic() - refused > 1.5
+
+
 async def test_missing_permissions_are_reported_with_the_rule(rig: Rig) -> None:
     """There is one warning with the rule to add, and no restart is necessary. Events are optional."""
     rig.server.options.forbidden = {("create", "resourceslices"), ("create", "events")}

@@ -121,6 +121,7 @@ class Publisher:
         loop, due = asyncio.get_running_loop(), 0.0
         waits, repairs = (Backoff(*self._waits, calm=_CALM_SECONDS) for _ in range(2))
         while True:
+            least = 0.0
             try:
                 async with aclosing(self._client.watch_slices(self._driver, self._node_name, version)) as events:
                     async for kind, document in events:
@@ -132,10 +133,11 @@ class Publisher:
                             due = loop.time() + repairs.next()
                             loop.call_at(due, self._wake.set)
             except UnavailableError as error:
+                least = error.retry_after
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
             except Exception as error:  # noqa: BLE001 - raised by the task that awaits this one
                 return error
-            await asyncio.sleep(waits.next())
+            await asyncio.sleep(max(waits.next(), least))
 
     async def _write(self) -> None:
         self._wake.clear()

@@ -118,10 +118,8 @@ class Node:
         if self.kernel.path(parent).exists():
             return
         self.kernel.make(parent)
-        for size in ("2MB", "1GB"):
-            self.kernel.set(parent, f"hugetlb.{size}.max", "0")
-        self.kernel.set(parent, "cpu.max", f"{self.pod_quota} 100000")
-        for file, text in self.pod_limits.items():
+        no_pages = {f"hugetlb.{size}.max": "0" for size in ("2MB", "1GB")}
+        for file, text in {"cpu.max": f"{self.pod_quota} 100000", **no_pages, **self.pod_limits}.items():
             self.kernel.set(parent, file, text)
 
     def make_cgroups(self, of: Pod, one: Container, sizes: tuple[int, ...] = SIZES) -> str:

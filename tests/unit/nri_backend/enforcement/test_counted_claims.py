@@ -97,6 +97,8 @@ async def _run(node: Node, name: str, env: list[str], limits: Limits, *, keeps: 
     pages = {"2MB": limits.hugepages.get("2Mi", 0), "1GB": limits.hugepages.get("1Gi", 0)} if keeps else {}
     stated = Resources(cpu_quota=limits.cpu_quota, memory_limit=limits.memory, hugepage_limits=pages)
     asked = replace(container(name, *env, name=name), resources=stated)
+    # The kubelet limits the pod before the runtime creates a container. Otherwise, an audit could raise a limit of 0.
+    node.make_pod(pod())
     answer = (await node.enforcer.create_container(pod(), asked)).resources
     stored = replace(
         answer,

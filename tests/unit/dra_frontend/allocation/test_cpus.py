@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation of several requests of one claim: the choice made for one request must not prevent another from being met."""
+"""Allocation of several requests in one claim: a choice for one request must not prevent another from being met."""
 
 from collections.abc import Sequence
 from itertools import permutations

@@ -139,8 +139,8 @@ class Links(RuleBasedStateMachine):
 
     @rule(merges=st.booleans(), keeps_connections=st.booleans())
     def restart_frontend(self, merges: bool, keeps_connections: bool) -> None:
-        """Replaces the frontend with one from this or the previous release. If the connections stay open, as through a
-        proxy, a frontend of the previous release may receive changes, and ignores them.
+        """Replaces the frontend with one from this or the previous release. If the connections stay open, as they do
+        behind a proxy, a frontend from the previous release may receive changes, which it ignores.
         """
         self.view, self.merges = BackendView(lambda: self.now), merges
         if not keeps_connections:

@@ -328,7 +328,7 @@ async def test_no_partition_is_created_in_a_cgroup_that_is_being_removed(tmp_pat
 
 
 def test_cpus_that_are_in_no_cgroup_are_lost(tmp_path: Path) -> None:
-    """The kernel loses the CPUs of a partition that did not end with its cgroup.
+    """The kernel loses the CPUs of a partition that was still in place when its cgroup was removed.
 
     A valid partition's CPUs are not lost.
     """

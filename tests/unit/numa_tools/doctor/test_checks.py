@@ -44,7 +44,7 @@ async def verdicts(node: AilingNode) -> dict[str, Verdict]:
 
 
 async def test_a_healthy_node_has_no_findings(node: AilingNode) -> None:
-    """The summary reports that every check is good."""
+    """The summary reports that every check passed."""
     found = await verdicts(node)
     assert {name: one.findings for name, one in found.items() if one.result != "good"} == {}
     assert findings_text([*found.values()], "n") == f"n: {len(CHECKS)} good (out of {len(CHECKS)} checks)"

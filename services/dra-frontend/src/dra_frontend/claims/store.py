@@ -139,8 +139,9 @@ class ClaimStore:
     def _acked_generation(self) -> int | None:
         """Generation of the latest change that the backend has read, or None if it has not reported yet.
 
-        The generation is 0 while the backend cannot read changes, for example in the first seconds: reports and changes
-        use separate connections. A container that was started before a release may then be absent from the reports.
+        The generation is 0 while the backend cannot read changes, for example in the first seconds after it has
+        started, because reports and changes use separate connections. A container that was started before a release may
+        then be absent from the reports.
         """
         return None if self._backend.status is None else self._backend.status.records or 0
 

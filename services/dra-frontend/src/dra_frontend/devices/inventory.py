@@ -163,7 +163,7 @@ def build_inventory(
     misfits += _memory_misfits(machine, config, reserve, pools, refused)
     misfits += [Misfit(MisfitKind.TOO_LONG, text) for text in (left_out(machine, cpus) if listed else ())]
     if cut := [device.name for device in cpus if device.attributes.get(PCIE_ROOT, ()) != _near(roots, device.cpus)]:
-        text = f"{', '.join(cut)}: near more PCIe roots than a slice can list; choose a groupBy with smaller groups"
+        text = f"{', '.join(cut)}: more nearby PCIe roots than a slice can list; choose a groupBy with smaller groups"
         misfits.append(Misfit(MisfitKind.TOO_LONG, text))
     return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(misfits), reserve, refused, config.observes)
 

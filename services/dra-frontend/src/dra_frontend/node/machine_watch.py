@@ -31,7 +31,7 @@ from dra_frontend.node.error_watch import ErrorWatch
 
 _log = logging.getLogger(__name__)
 DOUBT_SECONDS: Final = 300.0
-"""Interval between discoveries of a machine with doubts. The cause of a doubt may end without a change to the
+"""Interval between discoveries while any values are in doubt. The cause of a doubt may go away without a change to the
 fingerprint, for example if a file could not be read for a while.
 """
 
@@ -178,8 +178,8 @@ class MachineWatch:
         self._counted = counted
 
     def _replace(self, inventory: Inventory, fingerprint: Fingerprint) -> None:
-        # If CPUs go online or offline while the files are being read, the files may contradict each other. If the
-        # doubts differ from those of the previous discovery, the next read therefore discovers the machine again.
+        # If CPUs go online or offline while the files are being read, the files may contradict each other. Therefore,
+        # if the doubts differ from those of the previous discovery, the next read discovers the machine again.
         settled = inventory.machine.doubts == self.inventory.machine.doubts
         if fingerprint.shape != self._shape:
             self._doubted_until = self._clock() + DOUBT_SECONDS if inventory.machine.doubts else inf

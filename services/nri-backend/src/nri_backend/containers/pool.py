@@ -43,7 +43,7 @@ from nri_backend.node.model import Host
 from nri_backend.problems import Problem
 
 Weight = tuple[frozenset[int], PartitionKind]
-"""Exclusive CPUs of a container that may run, and the partition type of its cgroup."""
+"""Exclusive CPUs of a container that may be running, and the partition type of its cgroup."""
 
 
 class NodeClaims(Claims):

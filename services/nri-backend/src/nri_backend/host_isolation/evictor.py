@@ -185,7 +185,9 @@ class Evictor:
         self._changed.set()
 
     async def run_forever(self) -> NoReturn:
-        """Runs a pass when the desired state changes, and periodically while any affinity differs from its original."""
+        """Runs a pass when the desired state changes, and periodically while any affinity differs from its original
+        value.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._next_pass):

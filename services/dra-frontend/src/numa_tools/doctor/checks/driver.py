@@ -32,7 +32,7 @@ def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
 
 def _endpoint(service: object) -> Iterator[Finding]:
     if isinstance(service, Unread):
-        why = "no claim is prepared or released on this node; running containers keep their resources"
+        why = "no claims can be prepared or released on this node; running containers keep their resources"
         yield problem(f"The service is down: {service.why}.", why, _LOG_OF_FORMER)
 
 

@@ -82,7 +82,7 @@ def test_lists_satisfy_the_servers_rules(mode: dict[str, str]) -> None:
         admit({**GATES_OF_1_36, "DRAListTypeAttributes": True}, SLICES, named, None)
         with pytest.raises(ApiError, match="exactly one value"):
             admit(GATES_OF_1_36, SLICES, named, None)
-    (told,) = (text for text in inventory.warnings if "more PCIe roots" in text)
+    (told,) = (text for text in inventory.warnings if "nearby PCIe roots" in text)
     assert told.partition(": ")[0] == ", ".join(device.name for device in inventory.pools[0].devices)
     assert "PCIe" not in "".join(offered(TWO, **mode).warnings)
 

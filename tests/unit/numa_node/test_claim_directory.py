@@ -2,7 +2,6 @@
 """The view of the claim files in the CDI directory, tested with real files."""
 
 import os
-import resource
 import shutil
 import time
 from pathlib import Path
@@ -218,14 +217,8 @@ def test_a_file_that_could_not_be_read_is_read_by_the_next_thorough_scan(tmp_pat
     """
     path = write_claim(tmp_path, ONE)
     directory = ClaimDirectory(str(tmp_path))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
-    try:
+    with descriptors_left(1):
         view = directory.refresh()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not view.files
     assert dict(view.problems) == {path.name: f"{path.name} cannot be read: Too many open files"}
     assert view_of(directory, thorough=True) == {"c1": {2, 3}}

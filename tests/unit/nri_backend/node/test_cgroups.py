@@ -2,7 +2,6 @@
 """Reading and writing cgroup files, and storing original limits as attributes of cgroups, in a real directory tree."""
 
 import os
-import resource
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,8 @@ from nri_backend.node.cgroups import (
     MissingFileError,
     OriginalLimits,
 )
+
+from tests.rigs.descriptors import descriptors_left
 
 
 @pytest.fixture
@@ -112,16 +113,10 @@ def test_a_cgroup_is_populated_until_its_last_process_has_ended(tree: CgroupTree
 def test_listing_children_without_a_free_descriptor_raises_an_error(tree: CgroupTree) -> None:
     """Without the error, the cgroup would look empty. A missing cgroup and a regular file have no children."""
     assert (tree.children("a"), tree.children("gone"), tree.children("a/b/cpuset.cpus")) == (["b"], [], [])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
+    with descriptors_left():
         with pytest.raises(CgroupAccessError, match="Too many open files"):
             tree.children("a")
         assert "cannot tell whether the kernel has" in tree.partition_obstacle()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_too_many_children_are_an_error_instead_of_being_cut_off(tree: CgroupTree, tmp_path: Path) -> None:

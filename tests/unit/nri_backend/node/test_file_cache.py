@@ -11,6 +11,7 @@ import pytest
 from nri_backend.node.cgroups import MissingFileError, Seen
 from nri_backend.node.file_cache import FileCache
 
+from tests.rigs.descriptors import descriptors_left
 from tests.rigs.kernel_tree import KernelTree
 
 CPUS = "cpuset.cpus.effective"
@@ -170,14 +171,8 @@ def test_no_descriptor_leaks_when_the_limit_is_reached(tree: KernelTree) -> None
     """A comparison that can open only some of a container's files reports a change."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     cache = cache_of(tree, CPUS, "cpuset.mems.effective", stay_open=True)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
-    try:
+    with descriptors_left(1):
         assert [cache.differing("c") for _ in range(2)] == [["c"], ["c"]]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert cache.differing("c") == []
     cache.forget(["c"])
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -23,6 +23,10 @@ OPEN_FILES = Path(__file__).with_name("open_files.py")
 _PATIENCE = 20.0 * PATIENCE
 """Number of seconds for which the simulated kubelet retries; a real one retries indefinitely."""
 
+_INTERVAL = 0.1
+"""Number of seconds between two checks that the frontend must answer. Its CPU time counts towards the attack's limit.
+"""
+
 
 def commands(ports: tuple[int, int]) -> tuple[str, str]:
     """Returns the commands for the frontend and the backend, each with an open port and with the lowest limit on open
@@ -140,6 +144,10 @@ class Field:
             assert len(given) == 4
             self.patiently(pod.run).comes_to(given)
             # CPUs of claims that were released earlier may return to the pool with a delay.
-            wait_for("the plain container to have the whole pool", lambda: plain.cpus() == self.pool - self.held())
+            wait_for(
+                "the plain container to have the whole pool",
+                lambda: plain.cpus() == self.pool - self.held(),
+                interval=_INTERVAL,
+            )
             uid = pod.claim_uid
-        wait_for("the release", lambda: not self.stage.held(uid))
+        wait_for("the release", lambda: not self.stage.held(uid), interval=_INTERVAL)

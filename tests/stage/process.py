@@ -26,9 +26,10 @@ class StageError(Exception):
     """An expected event did not happen in time, or a process exited; the message contains the end of the log."""
 
 
-def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
+def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0, *, interval: float = 0.01) -> _T:
     """Waits until the condition returns a true value, and returns that value. Raises StageError after the timeout. The
-    error message contains ``what``, a description of the condition.
+    error message contains ``what``, a description of the condition. ``interval`` is the number of seconds between two
+    checks.
 
     The timeout is multiplied by ``patience()``, which is called again at each check because the load may rise during
     the wait.
@@ -40,7 +41,7 @@ def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _
             return value
         if (waited := time.monotonic() - began) > seconds * patience():
             raise StageError(f"timed out after {waited:.0f} s waiting for {what}")
-        time.sleep(0.01)
+        time.sleep(interval)
 
 
 class Process:

@@ -13,8 +13,8 @@ A claim holds its CPUs and pages from the moment its file exists. After NodeUnpr
 journal keeps the release, including the resources, until the backend's reports prove that none of the claim's
 containers is running. This order makes a crash at any point safe: a file without a journal entry is adopted, a journal
 entry without a file is a lost claim, and no CPU is reallocated before the end of its release has been written to the
-journal. The last part does not hold while the journal cannot be written: a failed write is only reported
-(``journal_problem``) and retried, and the transaction continues.
+journal. A failed write is reported (``journal_problem``) and retried by the next transaction, but does not end the
+current one. While the journal cannot be written, released claims therefore keep their CPUs and pages.
 """
 
 import asyncio

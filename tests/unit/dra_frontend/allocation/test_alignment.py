@@ -146,27 +146,27 @@ def test_cpus_for_memory_near_several_nodes_are_all_on_one_of_them() -> None:
     assert prepared(view, node("machine", machine)).cpus_of() == NPS4.numa_nodes[3].cpus
 
 
-def test_too_few_free_cpus_next_to_the_claims_hbm_are_refused_with_the_numbers() -> None:
+def test_a_refusal_for_lack_of_free_cpus_next_to_hbm_contains_the_counts() -> None:
     view = joined([cpus(4, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))
     taken = Ledger(files_of(cpu_record("other", "r=12-15,44")))
     text = refusal(view, node("machine", with_far(NPS4, n8=[3])), ledger=taken)
     assert f"matchAttribute {NEAREST} requires 4 CPUs for request cpus near memory-numa008: 3 has 3 of 8 free" in text
 
 
-def test_hbm_cannot_be_joined_with_cpus_by_its_own_numa_node() -> None:
+def test_hbm_and_cpus_cannot_be_joined_by_numa_node() -> None:
     """The HBM's NUMA node has no CPUs, so neither the scheduler nor Prepare can match HBM and CPUs by NUMA node."""
     view = joined([cpus(4, device="cpudevmachine"), memory("1Gi", node=8)], match())
     text = refusal(view, node("machine", with_far(NPS4, n8=[3])))
     assert "no value in common: cpudevmachine has 0, 1, 2, 3, 4, 5, 6, 7; memory-numa008 has 8" in text
 
 
-def test_an_l3_that_spans_numa_nodes_gives_cpus_of_the_memorys_node() -> None:
+def test_cpus_from_an_l3_that_spans_numa_nodes_are_on_the_memorys_node() -> None:
     machine = assemble([Core(node=core // 4, l3=0) for core in range(8)])
     found = prepared(joined([cpus(3, device="cpudevl3000"), memory("1Gi", node=1)], match()), node("l3", machine))
     assert found.cpus_of() <= machine.numa_nodes[1].cpus
 
 
-def test_a_numa_node_that_spans_sockets_gives_cpus_of_the_joined_socket() -> None:
+def test_cpus_from_a_numa_node_that_spans_sockets_are_on_the_joined_socket() -> None:
     """The device publishes only the socket of its lowest-numbered CPU."""
     machine = assemble([Core(package=core // 4, node=0, l3=core // 4) for core in range(8)])
     view = joined([cpus(4), gpu()], match(attribute=SOCKET))
@@ -202,7 +202,7 @@ def test_an_unqualified_attribute_of_another_driver_belongs_to_that_drivers_doma
     assert found.cpus_of() <= NPS4.numa_nodes[2].cpus
 
 
-def test_several_constraints_hold_together() -> None:
+def test_all_constraints_of_a_claim_are_satisfied() -> None:
     """The claim has two CPU/memory pairs, and a GPU that is joined to one of them."""
     results = [
         cpus(8, "a", "cpudevmachine"),
@@ -249,7 +249,7 @@ def test_other_parameters_apply_within_the_joined_node() -> None:
     assert "device cpudevsocket000 with resource.kubernetes.io/numaNode 2 (matchAttribute): 4 CPUs requested" in text
 
 
-def test_too_few_free_cpus_on_the_joined_node_are_refused_with_the_numbers() -> None:
+def test_a_refusal_for_lack_of_free_cpus_on_the_joined_node_contains_the_counts() -> None:
     view = joined([cpus(4, device="cpudevsocket000"), memory("1Gi", node=3)], match())
     text = refusal(view, node(), ledger=Ledger(files_of(cpu_record("other", "r=12-15,44"))))
     assert (
@@ -341,7 +341,7 @@ def test_a_claim_with_the_maximum_number_of_constraints_is_refused_quickly() -> 
 
 
 @pytest.mark.parametrize("attribute", [NUMA, ROOT])
-def test_devices_with_a_single_value_need_no_slices(attribute: str) -> None:
+def test_slices_are_not_read_for_devices_with_a_single_attribute_value(attribute: str) -> None:
     """If groupBy gives each device a single value of the attribute, the scheduler has already checked the
     constraint.
     """
@@ -508,7 +508,7 @@ def values_by_result(
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
-def test_joined_devices_agree_or_prepare_refuses(mode: str, data: st.DataObject) -> None:
+def test_joined_devices_share_a_value_or_the_claim_is_refused(mode: str, data: st.DataObject) -> None:
     # The test scheduler is too slow for one device per CPU on the largest machine.
     names = sorted(name for name in MACHINES if (name, mode) != ("nps4", "individual"))
     machine = MACHINES[data.draw(st.sampled_from(names))]

@@ -22,7 +22,7 @@ WHOLE: Inventory = build_inventory(
 SINGLE: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), cpu_device_mode="individual"), NODE)
 
 
-def test_a_claim_gets_what_was_allocated() -> None:
+def test_a_claim_gets_cpus_and_memory_from_its_allocated_devices() -> None:
     """The record contains CPUs from the device's group, memory on the device's node, and the details that operators
     need.
     """
@@ -375,7 +375,7 @@ def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> N
     )
 
 
-def test_lost_memory_is_rebuilt_even_if_its_device_shrank() -> None:
+def test_a_lost_memory_record_is_rebuilt_even_if_its_device_shrank() -> None:
     """Pages in use stay allocated to the claim even if their device has shrunk or disappeared, since the device's name
     contains the NUMA node and the page size.
     """
@@ -395,7 +395,7 @@ def test_lost_memory_is_rebuilt_even_if_its_device_shrank() -> None:
     assert "no memory device node-a-hugepages-3x/hugepages-3x-numa000" in refused(strange, "dra.memory", running)
 
 
-def test_memory_that_was_reserved_after_its_allocation_is_prepared() -> None:
+def test_a_claim_is_prepared_even_if_its_memory_has_since_been_reserved() -> None:
     """The scheduler used an older slice, but its decision is final: a refusal would persist for the life of the pod."""
     full = build_inventory(machine(), Config(), NODE, kubelet_reserve=1 << 50)
     assert decided(view("u", memory("1Gi")), "dra.memory", inventory=full).memory[0].numa_node == 0

@@ -64,7 +64,7 @@ def test_the_nodes_reason_applies_to_each_claim() -> None:
         assert found.conditions["Enforced"].message == expected
 
 
-def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
+def test_the_status_data_contains_cpus_numa_nodes_bytes_and_page_size() -> None:
     """A user can see where the claim's resources are without opening a shell on the node."""
     cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
     nodes = sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})
@@ -118,7 +118,7 @@ def test_a_cpu_claims_enforcement_is_judged_by_the_kernels_state(
         assert expected in found.message
 
 
-def test_containers_of_several_claims_are_not_intruders() -> None:
+def test_a_container_that_uses_two_claims_does_not_violate_their_exclusivity() -> None:
     """A container may use two claims, each with its own CPUs."""
     both = report(claims=[USE, {"uid": "v", "driver": "dra.cpu"}], cpus="1-4")
     assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), both).reason == "Exclusive"
@@ -127,7 +127,7 @@ def test_containers_of_several_claims_are_not_intruders() -> None:
     assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), beyond, mine).reason == "NotExclusive"
 
 
-def test_a_container_may_use_the_pool_in_addition() -> None:
+def test_a_container_may_use_the_pool_in_addition_to_its_claim() -> None:
     """Additional CPUs are allowed as long as they do not belong to another claim."""
     with_pool = mixed(cpu_record("u", "r=1-2"), "0-7")
     assert enforced(CPU_KEY, with_pool, report(claims=[USE], cpus="0-7")).reason == "Exclusive"
@@ -175,7 +175,7 @@ def test_a_written_condition_can_be_read_back() -> None:
     assert [one["lastTransitionTime"] for one in written(running, present, "later")[0]["conditions"]] == [NOW, "later"]
 
 
-def test_a_share_of_a_device_is_identified() -> None:
+def test_the_entry_for_a_shared_device_contains_the_share_id() -> None:
     """The API server identifies the entries for a shared device by share ID."""
     record = cpu_record("u", "r=1")
     record = record.model_copy(update={"results": (record.results[0].model_copy(update={"share_id": "s"}),)})

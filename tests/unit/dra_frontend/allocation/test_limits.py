@@ -115,7 +115,7 @@ def test_a_running_container_holds_resources_without_a_record() -> None:
         assert ledger.held_cpus() == {1, 5}
 
 
-def test_invalid_parameters_are_refused_unparsed() -> None:
+def test_too_many_or_too_long_parameters_are_refused_with_a_short_error() -> None:
     """A claim with more than 32 entries per driver, the API server's maximum, is refused. A CPU list is parsed only
     if it applies to a request, and the error for an invalid list quotes only its beginning.
     """
@@ -128,7 +128,7 @@ def test_invalid_parameters_are_refused_unparsed() -> None:
     assert len(text) < 400
 
 
-def test_many_requests_on_a_large_machine_are_decided_in_time() -> None:
+def test_many_requests_on_a_large_machine_are_refused_within_the_time_budget() -> None:
     """There are 32 requests for one L3 each, but only 31 free L3 groups. The refusal arrives within the time budget,
     whatever the order of the requests.
     """

@@ -284,8 +284,8 @@ def test_deprecated_names_mean_the_same_as_their_replacements() -> None:
         ({"pool_cpus": "all"}, "cpuConfig.pool_cpus: unknown field; known fields are sharing, cpuset"),
     ],
 )
-def test_a_deprecated_name_appears_in_its_error(fields: dict[str, Any], text: str) -> None:
-    """An entry with both names is refused, whatever the values."""
+def test_the_error_for_a_deprecated_field_contains_the_deprecated_name(fields: dict[str, Any], text: str) -> None:
+    """An entry with both the deprecated and the current name is refused, whatever the values."""
     assert text in fault(of_cpus(opaque(fields)))
 
 

@@ -149,7 +149,7 @@ async def test_a_403_names_the_missing_rbac_rule(tmp_path: Path, verb: str) -> N
         "exceeded quota: q, requested: count/events.events.k8s.io=1, used: count/events.events.k8s.io=9",
     ],
 )
-async def test_a_403_of_admission_control_names_no_rbac_rule(pair: Pair, why: str) -> None:
+async def test_a_403_from_admission_control_names_no_rbac_rule(pair: Pair, why: str) -> None:
     """The driver has the right, so an operator who grants it once more has not removed the cause."""
     server, client = pair
     text = f'events.events.k8s.io "p.1" is forbidden: {why}'
@@ -364,8 +364,8 @@ async def test_an_unreadable_kubeconfig_is_named(tmp_path: Path, text: str | Non
         await Connection(in_cluster({}, tmp_path)).open()
 
 
-def test_calls_beyond_the_burst_are_spread() -> None:
-    """A burst passes immediately, later calls are spread at the configured rate, and idle time refills the bucket."""
+def test_calls_beyond_the_burst_are_paced() -> None:
+    """A burst passes immediately, later calls are paced at the configured rate, and idle time refills the bucket."""
     now = [0.0]
     pace = Pace(per_second=10, burst=3, clock=lambda: now[0])
     assert [pace.take() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
@@ -514,7 +514,9 @@ async def test_a_malformed_response_counts_as_unavailable(pair: Pair, body: str)
         ('{"type": ["ADDED"], "object": {"metadata": {"resourceVersion": "7"}}}', "BOOKMARK"),
     ],
 )
-async def test_a_malformed_watch_event(pair: Pair, line: str, what: type[KubeError] | str) -> None:
+async def test_a_malformed_watch_event_raises_an_error_or_becomes_a_bookmark(
+    pair: Pair, line: str, what: type[KubeError] | str
+) -> None:
     """A response that is not a watch stream counts as an outage. If only an event's object cannot be parsed, its
     resource version is still used.
     """
@@ -569,7 +571,7 @@ async def test_an_unreadable_claim_is_not_requested_again(pair: Pair, value: str
 
 
 @pytest.mark.parametrize("items", ["[]", "null", "[ ]"])
-def test_an_empty_list_is_a_list(items: str) -> None:
+def test_every_encoding_of_an_empty_list_is_accepted(items: str) -> None:
     """Go can encode an empty list in three ways. A nested field with the same name is not mistaken for the list."""
     text = f'{{"metadata": {{"items": [{{}}], "resourceVersion": "7"}}, "kind": "KList", "items": {items}}}'
     assert read_list(Call("list", "g", "r"), text.encode(), "K")[0] == []
@@ -688,7 +690,7 @@ async def test_pages_that_alternate_are_an_error(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("items", ["[]", '[{"metadata": {"name": "c", "uid": "u"}}]'])
-async def test_a_list_with_ever_new_tokens_ends(pair: Pair, items: str) -> None:
+async def test_a_list_that_always_has_a_new_continue_token_is_an_error(pair: Pair, items: str) -> None:
     """The number of requested items is bounded, whether or not the pages contain any."""
     server, client = pair
     for token in range(9):

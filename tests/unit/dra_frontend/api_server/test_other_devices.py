@@ -60,7 +60,7 @@ async def test_prepare_finds_devices_that_belong_to_no_single_node(node: Fronten
     assert node.cpus("u") <= MACHINE.numa_nodes[1].cpus
 
 
-async def test_prepare_refuses_while_the_device_is_unknown(node: Frontend) -> None:
+async def test_prepare_refuses_a_claim_while_no_slice_contains_the_device(node: Frontend) -> None:
     answer = await node.prepare("u")
     assert "the values of device pool/gpu-1 are unknown: no ResourceSlice contains it" in str(answer)
     assert not node.file("u").exists()

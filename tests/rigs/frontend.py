@@ -41,7 +41,7 @@ class Claims:
 
     def __init__(self, *documents: dict[str, Any]) -> None:
         self.documents: dict[str, dict[str, Any]] = {}
-        self.away: KubeError | None = None
+        self.error: KubeError | None = None
         """Error that every call fails with."""
         self.no_lists = False
         self.lists: list[str] = []
@@ -81,8 +81,8 @@ class Claims:
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Returns the claim, unless the server is unavailable."""
         self.read.append(name)
-        if self.away is not None:
-            raise self.away
+        if self.error is not None:
+            raise self.error
         document = self.documents.get(name)
         if document is not None:
             for observe in self.claim_observers:
@@ -92,8 +92,8 @@ class Claims:
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
         """Lists claims, unless the server is unavailable or configured to fail."""
         self.lists.append(namespace)
-        if self.away is not None or self.no_lists:
-            raise self.away or UnavailableError("list resourceclaims", "too many requests")
+        if self.error is not None or self.no_lists:
+            raise self.error or UnavailableError("list resourceclaims", "too many requests")
         for one in self.documents.values():
             if not namespace or one["metadata"]["namespace"] == namespace:
                 yield one
@@ -102,8 +102,8 @@ class Claims:
         """Lists a driver's slices for a node, or, if the name is empty, its slices that are not tied to one node.
         Raises an error if the server is unavailable.
         """
-        if self.away is not None:
-            raise self.away
+        if self.error is not None:
+            raise self.error
         for one in self.slices:
             if (one["spec"]["driver"], one["spec"].get("nodeName", "")) == (driver, node_name):
                 yield one
@@ -200,7 +200,7 @@ class Frontend:
         known = (d["metadata"] for d in documents if d["metadata"].get("uid") == uid)
         return next((ClaimName(m["namespace"], m["name"], uid) for m in known), ClaimName("ns", f"claim-{uid}", uid))
 
-    async def look(self) -> None:
+    async def scan(self) -> None:
         """Scans all files, as happens every second."""
         await self.store.transact(lambda _: None, thorough=True)
 

@@ -153,7 +153,7 @@ def test_a_standby_prepares_claims_while_another_instance_enforces_them(view: Ba
     assert (view.live, view.own_fault) == (False, None)
 
 
-def test_a_newer_backend_is_understood() -> None:
+def test_a_report_from_a_newer_backend_is_accepted() -> None:
     """Unknown fields and values from a newer release are accepted in the lease, metrics and reports."""
     document = {**json.loads(status().model_dump_json()), "invention": {"of": 1}}
     document["metrics"] = [{"name": "x", "kind": "summary", "samples": [{"value": 1, "quantile": 0.5}]}]
@@ -238,9 +238,7 @@ def test_a_node_without_partitions_has_one_warning() -> None:
         ),
     ],
 )
-def test_the_warning_names_the_effect_under_the_current_configuration(
-    config: Config, beginning: str, ending: str
-) -> None:
+def test_the_warning_about_partitions_depends_on_the_configuration(config: Config, beginning: str, ending: str) -> None:
     """If the node cannot create partitions, the configuration decides whether claims are enforced by means of the
     shared pool or refused. If hostSlices is enabled, host daemons are also kept off the claimed CPUs.
     """

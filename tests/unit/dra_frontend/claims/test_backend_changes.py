@@ -68,7 +68,7 @@ def test_changes_are_merged_with_the_known_containers(view: BackendView) -> None
         (6, 5, 3, "j"),  # the containers in the view come from a different instance
     ],
 )
-def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(
+def test_changes_that_cannot_be_merged_are_ignored_until_all_containers_are_sent(
     view: BackendView, generation: int, since: int, total: int, instance: str
 ) -> None:
     """The lease is renewed, but nothing is prepared until the backend has sent all containers."""

@@ -124,7 +124,7 @@ async def node(tmp_path: Path, api: Api) -> Node:
     return node
 
 
-async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: Api) -> None:
+async def test_a_claims_status_is_written_once_when_its_container_runs(node: Node, api: Api) -> None:
     """Neither Prepare nor the container's start causes an immediate write. A single write shortly afterwards covers
     both events.
     """
@@ -188,7 +188,7 @@ async def test_a_lasting_problem_and_its_end_are_written(node: Node, api: Api) -
     assert api.enforced("a") == "True Exclusive"
 
 
-async def test_many_changes_at_once_are_written_slowly(node: Node, api: Api) -> None:
+async def test_many_simultaneous_changes_are_written_at_a_limited_rate(node: Node, api: Api) -> None:
     """A node that starts many pods at once must not flood a large cluster's API server."""
     for uid in "abcdef":
         await node.frontend.prepare(uid)
@@ -306,7 +306,7 @@ async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
     assert not api.writes
 
 
-async def test_a_claim_that_is_allocated_again_is_written_again(node: Node, api: Api) -> None:
+async def test_the_status_of_a_claim_that_is_allocated_again_is_written_again(node: Node, api: Api) -> None:
     """A claim that keeps its UID but is deallocated and allocated again loses its entries, so it is treated as new."""
     await node.frontend.prepare("a")
     await node.after(3 * PATIENCE_SECONDS)

@@ -41,7 +41,7 @@ def test_a_file_gets_its_name_only_when_complete(files: ClaimFiles, tmp_path: Pa
     assert (file.name, file.stat().st_mode & 0o777) == (NAME, 0o600)
 
 
-def test_a_copy_that_failed_is_made_by_the_next_scan(files: ClaimFiles, tmp_path: Path) -> None:
+def test_a_failed_quarantine_copy_is_retried_by_the_next_scan(files: ClaimFiles, tmp_path: Path) -> None:
     """The directory for the copies cannot be created at first. The file itself does not change."""
     path = tmp_path / "cdi" / NAME
     path.parent.mkdir()

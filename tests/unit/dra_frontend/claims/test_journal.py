@@ -71,7 +71,7 @@ def test_entries_written_while_the_file_could_not_be_read_are_not_overwritten(pa
     assert first.read() == Entries({B: NAMES[B]})
 
 
-def test_after_a_failed_read_the_own_entries_are_written(path: Path) -> None:
+def test_an_instance_can_write_its_own_entries_after_a_failed_read(path: Path) -> None:
     """No other instance has written in the meantime."""
     journal = Journal(path)
     journal.write(Entries(NAMES))
@@ -82,7 +82,7 @@ def test_after_a_failed_read_the_own_entries_are_written(path: Path) -> None:
     assert Journal(path).read().releasing.keys() == {A}
 
 
-def test_another_instance_reads_what_was_written(path: Path) -> None:
+def test_another_instance_reads_the_written_entries(path: Path) -> None:
     """The journal contains the names of claims with files and the records of claims that are being released. Each
     instance sees the other instance's writes.
     """
@@ -149,7 +149,7 @@ def test_the_file_has_a_fixed_size_and_is_written_in_place(path: Path) -> None:
 
 @given(st.integers(0, SLOT_BYTES), st.binary(max_size=40))
 @example(27, b"")  # the new sequence number is followed by the old length and checksum
-def test_a_crash_during_a_write_keeps_the_previous_slot(end: int, garbage: bytes) -> None:
+def test_a_crash_during_a_write_leaves_the_previous_slot_intact(end: int, garbage: bytes) -> None:
     """If the entries in the new slot have not reached the disk completely, the previous slot is read. Either way,
     the next write succeeds.
     """
@@ -236,9 +236,9 @@ def test_a_fifo_or_a_symlink_in_the_journals_place_is_replaced(path: Path) -> No
         assert journal.problem
 
 
-def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
-    """Names are left out first, because they can be requested from the API server again. UIDs, CPUs and hugepages are
-    retained, because claims must not lose them.
+def test_names_are_left_out_first_if_not_all_entries_fit(path: Path) -> None:
+    """The short names of 2,000 claims fit. Names can be requested from the API server again, whereas UIDs, CPUs and
+    hugepages are retained, because claims must not lose them.
     """
     many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(2000)}
     journal = Journal(path)

@@ -23,7 +23,7 @@ OPERATIONS = {
     "recover": 2,
     "start": 1,
     "stop": 1,
-    "look": 1,
+    "scan": 1,
     "server": 1,
     "spoil": 1,
 }
@@ -113,13 +113,13 @@ class Machine:
         self.running.discard(uid)
         self.report()
 
-    async def do_look(self, _: str) -> None:
+    async def do_scan(self, _: str) -> None:
         """Scans all files."""
-        await self.node.look()
+        await self.node.scan()
 
     async def do_server(self, _: str) -> None:
         """Makes the API server unavailable or available again."""
-        self.api.away = None if self.api.away else UnavailableError("get resourceclaims", "refused")
+        self.api.error = None if self.api.error else UnavailableError("get resourceclaims", "refused")
 
     async def do_spoil(self, uid: str) -> None:
         """Makes a claim on the API server unreadable or readable again."""
@@ -135,7 +135,7 @@ class Machine:
 
     async def settle(self) -> None:
         """Clears all faults and checks that every prepared claim gets its record back."""
-        self.api.away = None
+        self.api.error = None
         self.api.documents = {f"claim-{uid}": document for uid, document in self.documents.items()}
         for _ in range(3):
             self.report()

@@ -83,7 +83,7 @@ def test_kills_in_a_restarted_container_are_the_same_condition(tmp_path: Path) -
     assert len({one.condition for one in observed}) == 1
 
 
-def test_old_kills_are_not_new_after_the_backend_was_silent(tmp_path: Path) -> None:
+def test_earlier_kills_are_not_observed_again_after_the_backend_was_silent(tmp_path: Path) -> None:
     """Right after it starts, a backend reports only some of its containers. Containers that are missing from a report
     are forgotten only while the backend is live.
     """

@@ -170,7 +170,7 @@ async def test_the_file_of_another_claim_with_the_same_name_is_kept(node: Node) 
 
 
 @pytest.mark.parametrize("why", ["disk", "name"])
-async def test_a_failed_metadata_write_costs_only_the_mount(node: Node, why: str) -> None:
+async def test_a_failed_metadata_write_does_not_fail_prepare(node: Node, why: str) -> None:
     """The claim is prepared without metadata, a metric counts the failure, and the next Prepare call tries again."""
     if why == "disk":
         node.plugins.parent.mkdir(parents=True)

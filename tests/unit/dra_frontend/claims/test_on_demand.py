@@ -164,22 +164,22 @@ def changed(document: Document, **status: Any) -> Document:
 
 
 ODD = {
-    "second result 0": asked("odd", "1Gi", "0"),
-    "second result a fraction": asked("odd", "1Gi", "1.5"),
+    "second result of zero": asked("odd", "1Gi", "0"),
+    "second result with a fraction": asked("odd", "1Gi", "1.5"),
     "second result without an amount": asked("odd", "1Gi", None),
-    "second result huge": asked("odd", "1Gi", "9" * 30),
-    "second result of another pool": claim(
+    "second result too large": asked("odd", "1Gi", "9" * 30),
+    "second result from another pool": claim(
         "odd",
         asked("x", "1Gi")["status"]["allocation"]["devices"]["results"][0],
         asked("x", "0", pool="elsewhere")["status"]["allocation"]["devices"]["results"][0] | {"request": "other"},
     ),
     "status null": {"metadata": {"uid": "odd", "namespace": "ns", "name": "n"}, "status": None},
     "metadata null": {"metadata": None, "status": {"allocation": {"devices": {"results": [{}]}}}},
-    "devices no list": changed(asked("odd", "1Gi"), devices="x"),
-    "results of texts": changed(
+    "devices not a list": changed(asked("odd", "1Gi"), devices="x"),
+    "results with a string": changed(
         asked("odd", "1Gi"), allocation={"devices": {"results": ["x", {"driver": "dra.memory"}]}}
     ),
-    "allocation a text": changed(asked("odd", "1Gi"), allocation="x"),
+    "allocation a string": changed(asked("odd", "1Gi"), allocation="x"),
 }
 
 
@@ -231,7 +231,9 @@ async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Pa
 
 
 @pytest.mark.parametrize("before", ["1Gi", "9Gi"])
-async def test_an_answer_to_an_earlier_allocation_does_not_count_for_a_later_one(tmp_path: Path, before: str) -> None:
+async def test_a_condition_for_an_earlier_allocation_does_not_count_for_a_later_one(
+    tmp_path: Path, before: str
+) -> None:
     """While the API server's response to the condition is on its way, the scheduler deallocates the claim and allocates
     it on this node again. The API server drops the condition of the earlier allocation.
     """
@@ -317,7 +319,7 @@ async def test_pages_that_records_need_are_allocated_again(tmp_path: Path) -> No
 DEVICE = "hugepages-1g-numa000"
 
 
-async def test_a_device_is_tainted_before_the_claim_is_answered(tmp_path: Path) -> None:
+async def test_a_device_is_tainted_before_the_claim_gets_a_failure_condition(tmp_path: Path) -> None:
     """Without the taint, the scheduler would choose the same device again. The pages that had already been allocated
     for the claim are freed.
     """
@@ -465,7 +467,7 @@ async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
     assert node.pages == 1
 
 
-async def test_a_claim_is_answered_after_the_machine_has_been_read_again(tmp_path: Path) -> None:
+async def test_a_claim_gets_its_condition_after_the_machine_has_been_read_again(tmp_path: Path) -> None:
     """Prepare uses the machine as it was last read. If Prepare were called before the machine had been read again, it
     would fail, and the kubelet would retry only after a minute.
     """

@@ -157,7 +157,7 @@ async def test_a_pod_that_appears_later_is_read_from_the_api_server(node: Fronte
 
 
 @pytest.mark.parametrize("change", ["gone", "replaced", "unreadable namesake", "elsewhere", "deallocated"])
-async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
+async def test_an_orphaned_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
     """No container uses the claim, and either its UID is no longer on the API server or it is allocated to a different
     node.
     """
@@ -166,7 +166,7 @@ async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change
     assert node.store.ledger.records == []
 
 
-@pytest.mark.parametrize("reason", ["used", "away", "silent", "unreserved", "malformed"])
+@pytest.mark.parametrize("reason", ["used", "API server unavailable", "backend silent", "unreserved", "malformed"])
 async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims, reason: str) -> None:
     """The record stays while a container is alive, the API server is unavailable or returns nonsense, or the backend is
     silent.
@@ -180,9 +180,9 @@ async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims
         del api.documents["claim-u"]
     if reason == "used":
         node.report(claims=[USE])
-    elif reason == "away":
-        api.away = UnavailableError("get resourceclaims", "connection refused")
-    elif reason == "silent":
+    elif reason == "API server unavailable":
+        api.error = UnavailableError("get resourceclaims", "connection refused")
+    elif reason == "backend silent":
         node.backend.status = None
     await node.reconciler.sweep_some()
     assert len(node.store.ledger.records) == 1
@@ -259,14 +259,14 @@ async def test_a_replaced_directory_ends_the_process(tmp_path: Path) -> None:
     try:
         node = Frontend(tmp_path)
         node.store._files = ClaimFiles(Path("/proc/self/cwd"), tmp_path / "quarantine")
-        await node.look()
+        await node.scan()
         shutil.rmtree(tmp_path / "cdi")
         await node.reconciler.scan()
         assert node.store.ledger.held_cpus() == {1, 2}
         with pytest.raises(OSError, match="No such file"):
             await node.store.transact(lambda t: t.write(record("v", frozenset({5}))))
         await node.store.transact(lambda t: t.release("dra.cpu", "u"))
-        await node.look()
+        await node.scan()
         assert node.store.ledger.held_cpus() == frozenset()
         with pytest.raises(DirectoryReplacedError, match="will restart to mount the new one"):
             await node.reconciler.scan()

@@ -97,7 +97,7 @@ async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch:
     assert [await searches(), await searches()] == [True, True]
 
 
-async def test_lost_claims_come_before_new_ones(node: Frontend) -> None:
+async def test_lost_claims_are_rebuilt_before_new_ones_are_prepared(node: Frontend) -> None:
     """A Prepare call that arrives right after startup waits until the lost claims that the journal names have been
     read.
     """
@@ -179,12 +179,12 @@ async def test_a_claim_unprepared_before_the_list_is_not_rebuilt(node: Frontend)
     assert again.store.journal_lost
     assert (await again.unprepare("u")).error is None
     for _ in range(3):
-        await again.look()
+        await again.scan()
     assert again.store.ledger.held_cpus() == frozenset()
     await again.recovery.list_all()
     await again.recovery.round()
     assert not again.file("u").exists()
-    await again.look()
+    await again.scan()
     assert not again.store.ledger.releasing
 
 
@@ -202,7 +202,7 @@ async def test_a_listed_claim_that_is_currently_unusable_is_retried(node: Fronte
     node.api.documents["claim-u"] = {"metadata": usable["metadata"], "status": other}
     again = await restarted(node)
     await again.recovery.list_all()
-    await again.look()
+    await again.scan()
     assert again.file("u").exists()
     assert again.store.ledger.held_cpus() == held
     node.api.documents["claim-u"] = usable
@@ -245,9 +245,9 @@ async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> Non
     node.file("u").unlink()
     again = await restarted(node)
     again.report(unknownClaims=[use("x", frozenset({1, 4, 5}))])
-    again.api.away = UnavailableError("get resourceclaims", "connection refused")
+    again.api.error = UnavailableError("get resourceclaims", "connection refused")
     await again.recovery.round()
-    again.api.away = None
+    again.api.error = None
     assert (await again.prepare("v")).error is not None
 
 
@@ -316,7 +316,7 @@ async def test_a_lost_claim_that_was_deleted_is_released(node: Frontend, answer:
     again = await restarted(node)
     assert again.store.ledger.held_cpus()
     await again.recovery.round()
-    await again.look()
+    await again.scan()
     assert again.store.ledger.held_cpus() == frozenset()
     assert not again.file("u").exists()
     assert again.store.ledger.absent == frozenset()
@@ -347,7 +347,7 @@ async def test_a_lost_record_is_not_restored_after_its_cpus_were_allocated_again
         second.report(claims=[{"uid": "v", "driver": "dra.cpu"}])
         await second.unprepare("v")
         node.backend.containers = {**node.backend.containers, **second.backend.containers}
-    await node.look()
+    await node.scan()
     assert not node.file("u").exists()
     node.api.documents["claim-u"] = good
     node.recovery.patience = node.claims.report_wait = 0.001
@@ -362,7 +362,7 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
     held, good, _ = await allocated_again(node)
     node.api.documents["claim-u"] = good
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
-    await node.look()
+    await node.scan()
     await node.recovery.round()
     assert (node.cpus("u"), node.cpus("v")) == (held, frozenset())
     assert node.file("u").exists()
@@ -378,12 +378,12 @@ async def test_a_lost_record_is_not_restored_if_the_file_with_its_cpus_vanished(
     assert second.cpus("v") == held
     if other == "file vanished":
         node.enforce(complete=False)
-        await node.look()
+        await node.scan()
     node.file("v").unlink()
     if other == "container runs":
         node.report(unknownClaims=[use("v", held)])
     node.enforce()
-    await node.look()
+    await node.scan()
     assert not list(node.path.iterdir())
     node.api.documents["claim-u"] = good
     await node.recovery.round()
@@ -421,7 +421,7 @@ async def test_a_lost_record_that_was_rebuilt_elsewhere_is_not_restored_with_its
     gone = evidence.endswith("gone")
     if gone:
         await second.unprepare("v")
-    await node.look()
+    await node.scan()
     await node.recovery.round()
     assert (node.cpus("u"), node.cpus("v")) == (second.cpus("u"), frozenset() if gone else former)
 
@@ -447,14 +447,14 @@ async def test_a_lost_claims_cpus_are_free_once_it_is_unprepared_or_deleted(node
     node.file("u").unlink()
     again = await restarted(node)
     assert (await again.unprepare("u")).error is None
-    await again.look()
+    await again.scan()
     assert not again.store.ledger.held_cpus()
     assert (await again.prepare("v")).error is None
     again.file("v").unlink()
     del node.api.documents["claim-v"]
     last = await restarted(again)
     await last.recovery.round()
-    await last.look()
+    await last.scan()
     assert not last.store.ledger.held_cpus()
 
 
@@ -487,10 +487,10 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
     renew(other, "j", 1, use("u", held))
     await other.unprepare("u")
     if request.param == "seen":
-        await node.look()
+        await node.scan()
     renew(node, "i", 2, use("u", held))
     renew(other, "j", 2)
-    await other.look()
+    await other.scan()
     assert other.store.ledger.releasing == {}
     assert (await other.prepare("v")).error is None
     assert other.cpus("v") == held
@@ -503,7 +503,7 @@ async def test_a_finished_release_is_not_rebuilt_from_an_older_report(late: Fron
     """
     for _ in range(3):
         await late.recovery.round()
-        await late.look()
+        await late.scan()
         late.now += 700
     assert (late.cpus("u"), late.store.ledger.lost(), late.store.ledger.releasing) == (frozenset(), {}, {})
     assert len(list(late.path.iterdir())) == 1
@@ -524,7 +524,7 @@ async def test_cpus_in_a_report_from_before_a_release_are_held_until_the_next_re
     """Prepare waits for the backend's next report, because only then does this instance know that the CPUs are free."""
     other = await restarted(late)
     await other.unprepare("v")
-    await other.look()
+    await other.scan()
     late.api.documents["claim-v"] = claim("v", cpus(3))
     preparing = asyncio.create_task(late.prepare("v"))
     await asyncio.sleep(0.1)
@@ -539,10 +539,10 @@ async def test_a_report_newer_than_the_end_of_a_release_counts(late: Frontend) -
     """The backend has read that the claim was released, but still reports a running container of the claim. The claim
     therefore counts as lost: either its record is rebuilt, or the container's CPUs stay allocated.
     """
-    await late.look()
+    await late.scan()
     renew(late, "i", 3, use("u", frozenset({5})))
     assert late.store.ledger.ended == {("dra.cpu", "u")}
-    await late.look()
+    await late.scan()
     assert (late.store.ledger.ended, [*late.store.ledger.lost()]) == (frozenset(), [("dra.cpu", "u")])
 
 
@@ -722,7 +722,7 @@ async def test_without_files_and_journal_no_hugepages_are_allocated_before_the_l
     assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
 
 
-@pytest.mark.parametrize("fault", ["not reserved", "disk full", "API server away"])
+@pytest.mark.parametrize("fault", ["not reserved", "disk full", "API server unavailable"])
 async def test_a_lost_claims_pages_count_before_its_record_is_written(lost: Frontend, fault: str) -> None:
     """The claim's pages are known from the API server's response. Without a response, no pages are allocated to any
     claim.
@@ -730,16 +730,16 @@ async def test_a_lost_claims_pages_count_before_its_record_is_written(lost: Fron
     again = await restarted(lost)
     for uid in ("a", "b") if fault == "not reserved" else ():
         again.api.documents[f"claim-{uid}"]["status"]["reservedFor"] = []
-    again.api.away = UnavailableError("get resourceclaims", "refused") if fault == "API server away" else None
+    again.api.error = UnavailableError("get resourceclaims", "refused") if fault == "API server unavailable" else None
     with full_disk() if fault == "disk full" else nullcontext():
         await again.recovery.round()
-    again.api.away = None
+    again.api.error = None
     assert rebuilt(again) == set()
-    expected = "is being rebuilt" if fault == "API server away" else "201326592 of 536870912 unclaimed"
+    expected = "is being rebuilt" if fault == "API server unavailable" else "201326592 of 536870912 unclaimed"
     assert expected in str(await again.prepare("new", "dra.memory"))
 
 
-async def test_of_two_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(tmp_path: Path) -> None:
+async def test_if_two_lost_claims_do_not_fit_one_is_rebuilt_and_both_hold_pages(tmp_path: Path) -> None:
     """The pool shrank while the frontend was down. If each claim waited until the other one had been rebuilt, neither
     would ever be rebuilt.
     """
@@ -791,7 +791,7 @@ async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     assert bool(node.store.ledger.claimed_bytes()) == (driver == "dra.memory")
     node.report(id="c", state="stopped")
     node.enforce()
-    await node.look()
+    await node.scan()
     await node.recovery.round()
     assert (node.store.ledger.held_cpus(), node.store.ledger.claimed_bytes()) == (frozenset(), {})
     assert node.store.ledger.releasing == {}
@@ -818,12 +818,12 @@ async def test_a_claim_released_while_all_claims_are_being_listed_is_not_rebuilt
         tasks.create_task(again.recovery.list_all())
         await listed.wait()
         assert (await again.unprepare("u")).error is None
-        await again.look()
+        await again.scan()
         assert again.store.ledger.held_cpus() == frozenset()
         released.set()
     await again.recovery.round()
     assert not again.file("u").exists()
-    await again.look()
+    await again.scan()
     assert (again.store.ledger.lost(), again.store.ledger.releasing) == ({}, {})
 
 
@@ -834,16 +834,16 @@ async def test_a_claim_that_another_instance_releases_before_the_list_is_not_reb
     assert second.store.journal_lost
     assert (await second.unprepare("u")).error is None
     for _ in range(3):
-        await second.look()
+        await second.scan()
     assert second.store.ledger.held_cpus() == frozenset()
     await first.recovery.list_all()
     await first.recovery.round()
     assert not first.file("u").exists()
-    await second.look()
+    await second.scan()
     assert (second.store.journal_lost, second.store.ledger.releasing) == (False, {})
 
 
-async def test_the_next_instance_knows_of_a_lost_journal_until_all_claims_are_listed(tmp_path: Path) -> None:
+async def test_the_loss_of_the_journal_is_recorded_until_all_claims_are_listed(tmp_path: Path) -> None:
     """If the new journal did not record the loss, the next instance would consider it complete, and the pages of a
     claim without a file would be allocated twice.
     """
@@ -874,7 +874,7 @@ async def test_all_claims_are_listed_whenever_another_instance_has_lost_the_jour
         await restarted(node)
         async with asyncio.timeout(60):
             while len(node.api.lists) < number or node.store.journal_lost:
-                await node.look()
+                await node.scan()
         assert node.api.lists == [""] * number
     running.cancel()
 
@@ -900,7 +900,7 @@ async def test_a_deleted_claim_without_a_name_is_released_after_its_container_ha
     running = asyncio.create_task(again.recovery.run())
     async with asyncio.timeout(60):
         while again.store.journal_lost or again.recovery.list_wanted:
-            await again.look()
+            await again.scan()
     lists = again.api.lists.count("")
     await asyncio.sleep(0.1)
     assert again.api.lists.count("") == lists, "the claims are not listed again while the container is running"
@@ -908,8 +908,8 @@ async def test_a_deleted_claim_without_a_name_is_released_after_its_container_ha
     again.report(state="stopped")
     async with asyncio.timeout(60):
         while again.store.ledger.lost():
-            await again.look()
-    await again.look()
+            await again.scan()
+    await again.scan()
     ledger = again.store.ledger
     assert (ledger.held_cpus(), ledger.files, ledger.absent, ledger.releasing) == (frozenset(), {}, frozenset(), {})
     running.cancel()
@@ -934,7 +934,7 @@ async def test_a_listed_claim_counts_even_if_its_device_is_not_currently_offered
     assert rebuilt(again) == {"a", "b"}
 
 
-async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
+async def test_a_lost_record_is_rebuilt_from_the_latest_inventory(
     node: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim gets no CPUs that went offline while the claim was being read."""

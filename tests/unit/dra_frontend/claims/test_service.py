@@ -119,9 +119,9 @@ async def test_a_repeated_prepare_gives_the_same_response(node: Frontend, api: C
 async def test_a_failed_read_or_write_changes_nothing(node: Frontend, api: Claims) -> None:
     """The error names the server that did not respond, or quotes the disk error. The CPUs stay free."""
     api.add(claim("u", cpus(2)))
-    api.away = UnavailableError("get resourceclaims", "connection refused")
+    api.error = UnavailableError("get resourceclaims", "connection refused")
     assert "connection refused" in str(await node.prepare("u"))
-    api.away = None
+    api.error = None
     node.file("u").mkdir(parents=True)
     assert "its CDI file cannot be written" in str(await node.prepare("u"))
     node.file("u").rmdir()

@@ -45,7 +45,7 @@ def node(tmp_path: Path) -> Frontend:
     return Frontend(tmp_path)
 
 
-async def test_a_transactions_caller_continues_before_the_readers_of_changes(node: Frontend) -> None:
+async def test_a_transactions_caller_continues_before_readers_are_notified(node: Frontend) -> None:
     """The kubelet is waiting for the caller's response, which must not be delayed by the response to the backend."""
     order: list[str] = []
 
@@ -96,7 +96,7 @@ async def test_a_lost_or_damaged_file_is_rewritten_from_memory(node: Frontend, d
         node.file("u1").unlink()
     else:
         node.file("u1").write_bytes(damage)
-    await node.look()
+    await node.scan()
     assert node.file("u1").read_bytes() == content
     assert [copy.read_bytes() for copy in (node.root / "quarantine").glob("*")] == ([] if damage is None else [damage])
 
@@ -112,9 +112,9 @@ async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) 
     for uid in ("u1", "u2"):
         node.file(uid).unlink()
     with full_disk():
-        await node.look()
+        await node.scan()
     assert node.store.ledger.held_cpus() == CPUS | held
-    await node.look()
+    await node.scan()
     assert [node.file(uid).read_bytes() for uid in ("u1", "u2")] == contents
 
 
@@ -126,10 +126,10 @@ async def test_a_file_that_cannot_be_restored_affects_only_its_own_claim(node: F
     node.file("u1").mkdir()
     await write(node, "u3", frozenset({6}))
     await release(node, "u2")
-    await node.look()
+    await node.scan()
     assert node.store.ledger.held_cpus() == CPUS | {6}
     node.file("u1").rmdir()
-    await node.look()
+    await node.scan()
     assert node.file("u1").is_file()
 
 
@@ -140,7 +140,7 @@ async def test_a_standby_holds_cpus_but_does_not_restore_files(tmp_path: Path) -
     standby = Frontend(tmp_path, active=False)
     await write(standby)
     standby.file("u1").unlink()
-    await standby.look()
+    await standby.scan()
     assert not standby.file("u1").exists()
     assert standby.store.ledger.held_cpus() == CPUS
 
@@ -161,7 +161,7 @@ async def test_a_release_by_another_instance_is_not_a_loss(tmp_path: Path, other
 
     await new.store.transact(many)
     for _ in range(2):
-        await old.look()
+        await old.scan()
     assert not old.file("u1").exists()
     # With 600 other claims, the lease may expire during the test, and CPUs are freed only while the lease is live.
     assert others or old.store.ledger.held_cpus() == frozenset()
@@ -188,12 +188,12 @@ async def test_a_running_containers_cpus_stay_held(node: Frontend) -> None:
     assert not node.file("u1").exists()
     assert node.store.ledger.held_cpus() == CPUS
     node.report(**USES, state="stopped")
-    await node.look()
+    await node.scan()
     assert node.store.ledger.held_cpus() == frozenset()
     assert await told(node) == [("prepared", "u1"), ("released", "u1")]
 
 
-async def test_a_release_is_held_by_every_instance_and_across_crashes(tmp_path: Path) -> None:
+async def test_released_resources_are_held_by_every_instance_and_across_crashes(tmp_path: Path) -> None:
     """Every instance reads the released claim's resources from the journal, whether or not its own backend still
     reports the claim's container.
     """
@@ -219,12 +219,12 @@ async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: 
     async def held(generation: int, heard: int | None, *reports: dict[str, Any]) -> frozenset[int]:
         lease = BackendStatus(instance="i", generation=generation, records=heard, active=True, synchronized=True)
         node.backend.renew(lease, reports)
-        await node.look()
+        await node.scan()
         return node.store.ledger.held_cpus()
 
     await write(node)
     await release(node)
-    await node.look()
+    await node.scan()
     assert node.store.ledger.held_cpus() == CPUS, "without a report, the container's end is unknown"
     assert await held(1, None) == CPUS, "the backend reports, but has not requested the changes yet"
     assert await held(1, node.store.news.generation) == frozenset()
@@ -251,9 +251,9 @@ async def test_a_release_that_another_instance_has_completed_is_not_a_loss(tmp_p
     )
     node.backend.renew(lease, [report])
     await release(node)
-    await other.look()
+    await other.scan()
     other.backend.renew(lease.model_copy(update={"instance": "j", "records": other.store.news.generation}), [])
-    await other.look()
+    await other.scan()
     assert other.store.ledger.releasing == {}
     for _ in range(2):
         lost, held = await node.store.transact(lambda t: (t.ledger.lost(), t.ledger.held_cpus()))
@@ -365,11 +365,11 @@ async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Pa
     )
     node.backend.renew(lease, [])
     for _ in range(2):
-        await node.look()
+        await node.scan()
         assert node.store.ledger.held_cpus() == CPUS
     assert await told(node) == [("released", "u1")]
     node.backend.renew(lease.model_copy(update={"records": node.store.news.generation}), [])
-    await node.look()
+    await node.scan()
     assert node.store.ledger.held_cpus() == frozenset()
 
 
@@ -410,7 +410,7 @@ async def test_cancelling_the_caller_does_not_release_the_lock(node: Frontend) -
     await node.store.close()
 
 
-async def test_an_instance_ends_while_another_one_holds_the_lock(tmp_path: Path) -> None:
+async def test_an_instance_can_shut_down_while_another_one_holds_the_lock(tmp_path: Path) -> None:
     """The other instance is stuck. This instance still waits for its own transaction."""
     node, done, go = Frontend(tmp_path, None), threading.Event(), threading.Event()
     await node.store.start()
@@ -429,7 +429,7 @@ async def test_an_instance_ends_while_another_one_holds_the_lock(tmp_path: Path)
         await asyncio.wait_for(node.store.close(), 5)
 
 
-async def test_a_claim_is_held_after_its_file_was_renamed_whatever_fails(tmp_path: Path) -> None:
+async def test_a_claim_is_held_once_its_file_exists_even_if_the_journal_write_fails(tmp_path: Path) -> None:
     """Although the journal cannot be written, the second claim in the same Prepare call gets CPUs other than the first
     claim's. The same is true on a standby.
     """
@@ -477,7 +477,7 @@ async def test_a_running_containers_memory_stays_claimed(node: Frontend) -> None
     later = Frontend(node.root, enforced=False)
     assert await later.store.transact(lambda t: t.ledger.claimed_bytes()) == {"d": 64 << 20}
     node.backend.containers = {}
-    await node.look()
+    await node.scan()
     assert node.store.ledger.claimed_bytes() == {}
 
 
@@ -493,7 +493,7 @@ async def test_the_ledger_is_the_same_object_while_nothing_changes(node: Fronten
         lambda: release(node, "u2"),
         lambda: release(node),
     ):
-        await node.look()
+        await node.scan()
         before = node.store.ledger
         await node.store.transact(lambda _: None, thorough=True)
         assert node.store.ledger is before
@@ -539,15 +539,15 @@ async def test_a_scan_is_due_whenever_a_file_may_have_changed(tmp_path: Path) ->
     await write(other)
     assert not node.store.is_settled
     await asyncio.sleep(0.02)
-    await node.look()
+    await node.scan()
     assert (node.store.is_settled, node.store.has_files) == (True, True)
     (tmp_path / "cdi" / cdi_file_name("dra.cpu", "u1")).unlink()
     assert not node.store.is_settled
     await asyncio.sleep(0.02)
-    await node.look()
+    await node.scan()
     assert on_disk(tmp_path)  # the lost file was written again
     await asyncio.sleep(0.02)
-    await node.look()
+    await node.scan()
     assert node.store.is_settled
     (tmp_path / "claims.journal").unlink()
     assert not node.store.is_settled
@@ -559,6 +559,6 @@ async def test_a_scan_stays_due_while_a_released_claims_container_runs(node: Fro
     node.report(**USES)
     await release(node)
     await asyncio.sleep(0.02)
-    await node.look()
+    await node.scan()
     assert node.store.ledger.releasing
     assert not node.store.is_settled

@@ -33,12 +33,10 @@ MIXED = assemble(hybrid(2, 1, 1), adjacent=True)
         ("coretype", machine(), ["cpudevmachine"], set(range(8)), {"dra.cpu/coreType": "standard"}),
     ],
 )
-def test_groups(
+def test_a_group_publishes_the_attributes_that_all_of_its_cpus_share(
     group_by: str, found: Machine, names: list[str], cpus: set[int], attributes: dict[str, int | str]
 ) -> None:
-    """Each group publishes the attributes that all of its CPUs share. A socket that spans several NUMA nodes has no
-    NUMA attribute.
-    """
+    """A socket that spans several NUMA nodes has no NUMA attribute."""
     made = groups(found, group_by)
     assert set(made) == set(names)
     assert made[names[-1]].cpus == cpus

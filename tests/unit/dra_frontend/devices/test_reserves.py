@@ -141,7 +141,7 @@ def test_movable_memory_has_no_system_reserve() -> None:
 
 
 @pytest.mark.parametrize("normal", [True, False])
-def test_other_nodes_keep_the_reserve_if_no_node_is_suitable(normal: bool) -> None:
+def test_unsuitable_nodes_have_the_reserve_if_no_node_is_suitable(normal: bool) -> None:
     """No node is suitable if all CPUs are on nodes without memory, or if the kernel lists no node with normal
     memory.
     """

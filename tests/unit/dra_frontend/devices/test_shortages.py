@@ -48,7 +48,7 @@ def test_failures_during_a_shortage_do_not_prolong_it() -> None:
     assert period(shortages, clock) == 2 * FIRST_SECONDS
 
 
-def test_the_mapping_is_replaced_only_after_a_change() -> None:
+def test_the_mapping_of_shortages_is_replaced_only_after_a_change() -> None:
     """The publisher compares the mapping by identity."""
     clock = Clock()
     shortages = Shortages(clock)
@@ -65,7 +65,7 @@ def test_the_mapping_is_replaced_only_after_a_change() -> None:
     assert (notice.code, notice.subject, notice.text) == ("HugepagesUnavailable", DEVICE, f"{DEVICE}: read-only")
 
 
-def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
+def test_a_silent_helper_counts_as_a_shortage_after_ten_seconds() -> None:
     """The shortage lasts until the helper responds, however long that takes."""
     clock = Clock()
     shortages = Shortages(clock)

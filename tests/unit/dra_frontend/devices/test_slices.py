@@ -73,7 +73,7 @@ def assert_canonical(devices: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reserved", [frozenset(), frozenset({0, 1})])
-def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> None:
+def test_slices_for_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> None:
     """In every mode, the slices for every captured machine pass the server's validation unchanged. On each node, plain
     memory and hugepages together fit into the node's memory.
     """
@@ -88,7 +88,7 @@ def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> 
 
 @settings(deadline=None)
 @given(machines() | odd_machines(), st.data())
-def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
+def test_slices_for_any_machine_are_admitted(found: Machine, data: st.DataObject) -> None:
     """The server accepts the slices whatever the memory sizes and the reserve, and even if there is only a single
     page.
     """
@@ -194,7 +194,7 @@ def counted(**config: Any) -> dict[str, Any]:
     return {device["name"]: device[ALLOCATABLE] for one in slices for device in one["spec"]["devices"]}
 
 
-def test_amounts_are_counted_by_the_devices_capacity() -> None:
+def test_the_mapping_counts_amounts_one_to_one_with_the_devices_capacity() -> None:
     """CPUs, bytes of memory and bytes of hugepages of each size are counted one to one with the device's capacity. A
     single-CPU device counts as one CPU.
     """

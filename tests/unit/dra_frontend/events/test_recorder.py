@@ -115,7 +115,7 @@ async def test_the_first_observation_is_written_immediately_and_updates_are_rare
     assert len(rig.writes()) <= 20
 
 
-async def test_after_a_quiet_period_the_next_update_is_soon(rig: Rig) -> None:
+async def test_a_quiet_period_resets_the_update_interval(rig: Rig) -> None:
     """The update interval grows only while a condition is observed repeatedly."""
     for number in range(100):
         await rig.tick(Observation(POD, "Reason", "note", source="c", total=number + 1), after=10)
@@ -174,7 +174,7 @@ async def lasts(rig: Rig, events: NodeEvents, hours: int, *present: NodeConditio
     return round(longest)
 
 
-async def test_a_lasting_conditions_event_outlives_the_servers_hour(rig: Rig) -> None:
+async def test_the_event_for_a_lasting_condition_outlives_the_servers_event_ttl(rig: Rig) -> None:
     """The API server deletes an Event that has not changed for an hour. Until the condition ends, the Event is updated
     about six times an hour, each time with one PATCH.
     """

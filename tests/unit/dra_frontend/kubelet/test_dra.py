@@ -63,7 +63,7 @@ BAD = PreparedDevice("r", "pool \udcff", "d", ("i",))
         (Answer(error="x\n2026 ERROR forged\r\x1b[2J" + "é" * 9000), r"x\n2026 ERROR forged\r\x1b[2J"),
         (Answer((BAD,)), "cannot be encoded"),
     ],
-    ids=["empty", "no text", "broken text", "long text", "not text"],
+    ids=["no devices", "empty error", "unencodable error", "long error", "unencodable device"],
 )
 def test_a_failure_is_sent_as_a_failure_and_affects_only_its_own_claim(answer: Answer, error: str) -> None:
     """An empty response or an empty error message would count as success. Every error message is cut to one short line,

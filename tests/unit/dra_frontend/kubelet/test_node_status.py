@@ -55,9 +55,9 @@ async def test_the_reserve_changes_in_whole_steps_and_is_retained() -> None:
     assert status.settled.is_set()
 
 
-async def test_whether_claims_are_counted_is_read_when_needed() -> None:
-    """At most one request is sent every ten seconds. While the server is unavailable, the last known value is retained.
-    If no value is known, none is assumed.
+async def test_the_node_object_is_read_on_demand_and_cached_for_ten_seconds() -> None:
+    """The object declares whether the kubelet counts claims. While the server is unavailable, the last known value is
+    retained. If no value is known, none is assumed.
     """
     server, now = Server(), [0.0]
     status = NodeStatus(server.get_node, lambda: now[0])

@@ -240,7 +240,7 @@ def test_a_failing_cpu_taints_the_device_that_contains_it() -> None:
     assert not tainted(reserved)
 
 
-def test_faults_add_up() -> None:
+def test_a_device_has_the_taints_and_reasons_of_all_its_faults() -> None:
     """A device that is both over-claimed and faulty has both taints and all reasons. The stronger taint effect
     applies.
     """

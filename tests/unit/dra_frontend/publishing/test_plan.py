@@ -72,16 +72,22 @@ def of(generation: int, *documents: Document) -> list[Document]:
         pytest.param([A, B], of(5, A, B), [], [], id="nothing changed"),
         pytest.param([A2, B], of(5, A, B), [("00000", 5, 2)], [], id="one changed, in place"),
         pytest.param([A2, B2], of(5, A, B), [("00000", 6, 2), ("00001", 6, 2)], [], id="two changed"),
-        pytest.param([A2, B2, C], of(5, A, B, C), [(f"0000{n}", 6, 3) for n in range(3)], [], id="two of three"),
-        pytest.param([A, B], of(5, A, B)[:1], [("00001", 5, 2)], [], id="one was deleted: as it was"),
-        pytest.param([A, B], of(3, A), [("00000", 4, 2), ("00001", 4, 2)], [], id="one more"),
-        pytest.param([A], of(2, A, B), [("00000", 3, 1)], ["00001"], id="one less"),
-        pytest.param([A, B], [*of(4, A, B)[:1], *of(3, A, B)[1:]], [("00001", 4, 2)], [], id="half-written"),
-        pytest.param([A], [*of(2, A), stored(A, name="old")], [], ["old"], id="a leftover of before"),
-        pytest.param([], of(2, A, B), [], ["00000", "00001"], id="pool gone"),
+        pytest.param(
+            [A2, B2, C], of(5, A, B, C), [(f"0000{n}", 6, 3) for n in range(3)], [], id="two of three changed"
+        ),
+        pytest.param([A, B], of(5, A, B)[:1], [("00001", 5, 2)], [], id="one deleted, written again unchanged"),
+        pytest.param([A, B], of(3, A), [("00000", 4, 2), ("00001", 4, 2)], [], id="one added"),
+        pytest.param([A], of(2, A, B), [("00000", 3, 1)], ["00001"], id="one removed"),
+        pytest.param([A, B], [*of(4, A, B)[:1], *of(3, A, B)[1:]], [("00001", 4, 2)], [], id="interrupted update"),
+        pytest.param([A], [*of(2, A), stored(A, name="old")], [], ["old"], id="leftover slice with an old name"),
+        pytest.param([], of(2, A, B), [], ["00000", "00001"], id="pool removed"),
         pytest.param([BA], of(5, AB), [("00000", 5, 1)], [], id="devices in another order, which the scheduler keeps"),
         pytest.param(
-            [A], [stored(A, name="00000-x-7k2p", generation=3)], [("00000", 4, 1)], ["00000-x-7k2p"], id="adopted"
+            [A],
+            [stored(A, name="00000-x-7k2p", generation=3)],
+            [("00000", 4, 1)],
+            ["00000-x-7k2p"],
+            id="slice with a generated name",
         ),
         pytest.param(
             [A, B],
@@ -160,11 +166,11 @@ ADDED = {**TAINT, "timeAdded": "2026-01-01T00:00:00Z"}
 @pytest.mark.parametrize(
     ("desired", "existing", "equal"),
     [
-        pytest.param({}, {"taints": [], "bindsToNode": None}, True, id="empty is absent"),
-        pytest.param({"attributes": {}}, {"attributes": {"x": {"bool": False}}}, False, id="false is a value"),
-        pytest.param({"taints": [TAINT]}, {"taints": [ADDED]}, True, id="times are the server's"),
-        pytest.param({"taints": [TAINT]}, {"taints": [{**ADDED, "value": "v"}]}, False, id="other taint"),
-        pytest.param({}, {"nodeName": "n"}, False, id="added by others"),
+        pytest.param({}, {"taints": [], "bindsToNode": None}, True, id="empty equals absent"),
+        pytest.param({"attributes": {}}, {"attributes": {"x": {"bool": False}}}, False, id="false differs from absent"),
+        pytest.param({"taints": [TAINT]}, {"taints": [ADDED]}, True, id="time set by the server"),
+        pytest.param({"taints": [TAINT]}, {"taints": [{**ADDED, "value": "v"}]}, False, id="different taint"),
+        pytest.param({}, {"nodeName": "n"}, False, id="field added by another client"),
     ],
 )
 def test_equality_of_slices(desired: Document, existing: Document, equal: bool) -> None:

@@ -157,7 +157,7 @@ def test_cpus_without_an_l3_are_not_dropped(changes: Changes, doubt: str) -> Non
         ("id", "-4\n", "is not a number"),
     ],
 )
-def test_a_file_that_contradicts_the_others_costs_one_cpu_its_l3(file: str, text: str, doubt: str) -> None:
+def test_a_file_that_contradicts_the_others_leaves_one_cpu_without_an_l3(file: str, text: str, doubt: str) -> None:
     """The CPU set that most of the cache's CPUs report is used, and a warning is recorded."""
     machine = look({f"cpu1/cache/index3/{file}": text})
     expected = [(0, 0), (None, -1), (0, 0), (0, 0), *[(4, 1)] * 4]

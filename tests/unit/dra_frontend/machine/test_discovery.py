@@ -54,7 +54,7 @@ def _damaged(content: bytes, data: st.DataObject) -> bytes | None:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_damage_is_named_and_never_loses_a_cpu(name: str, data: st.DataObject) -> None:
+def test_a_damaged_file_is_named_in_an_error_or_all_cpus_are_found(name: str, data: st.DataObject) -> None:
     """If a single file is damaged or missing, either all online CPUs are found or an error that names a file is raised.
     No other exception is raised.
     """

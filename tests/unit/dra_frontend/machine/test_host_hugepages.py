@@ -101,7 +101,7 @@ def counted(*samples: int) -> list[int]:
         ([9, *[2] * 4, 9, *[2] * 3], [9] * 9),
     ],
 )
-def test_a_change_counts_once_it_lasts(samples: list[int], seen: list[int]) -> None:
+def test_a_change_takes_effect_only_if_it_lasts(samples: list[int], seen: list[int]) -> None:
     """The first sample takes effect immediately, and a short peak has no effect. A higher value takes effect after two
     samples, and the lower of the two is used. A lower value takes effect after five samples.
     """

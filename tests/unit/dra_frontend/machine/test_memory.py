@@ -137,7 +137,7 @@ def test_a_gpu_without_its_own_node_hides_no_memory(status: str) -> None:
         ({NODE: None}, "/proc/meminfo"),
     ],
 )
-def test_the_error_for_damage_names_the_file(changes: dict[str, str | None], path: str) -> None:
+def test_the_error_for_a_damaged_or_missing_file_contains_its_path(changes: dict[str, str | None], path: str) -> None:
     """Impossible and unreadable values raise errors that name the file."""
     with pytest.raises(HostTreeError) as caught:
         look(changes)

@@ -76,10 +76,10 @@ _BUSES = {MemoryKind.CXL, MemoryKind.PERSISTENT}
 
 
 @given(_NODES, st.integers(1, 9))
-def test_a_kind_needs_its_evidence(nodes: dict[int, MemoryFacts], factor: int) -> None:
-    """Every node gets exactly one kind. CXL and persistent memory are recognized only by their bus, and HBM is
-    recognized only if it is faster than all DRAM.
-    """
+def test_cxl_and_pmem_are_recognized_by_their_bus_and_hbm_by_its_speed(
+    nodes: dict[int, MemoryFacts], factor: int
+) -> None:
+    """Every node gets exactly one kind. HBM is recognized only if it is more than twice as fast as any DRAM."""
     kinds = memory_kinds(nodes)
     assert kinds.keys() == nodes.keys()
     dram = [one for number, one in nodes.items() if one.has_cpus and kinds[number] is MemoryKind.DRAM]

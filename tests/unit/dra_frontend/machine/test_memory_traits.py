@@ -155,7 +155,9 @@ def test_hbm_and_cxl_next_to_dram() -> None:
         ),
     ],
 )
-def test_the_traits_of_node_2(changes: dict[str, str | bytes | None], traits: dict[str, Any]) -> None:
+def test_memory_traits_come_from_access_classes_dax_buses_and_cxl_regions(
+    changes: dict[str, str | bytes | None], traits: dict[str, Any]
+) -> None:
     found = look(changes)
     assert {name: getattr(found.numa_nodes[2].traits, name) for name in traits} == traits
     assert not doubts(found)

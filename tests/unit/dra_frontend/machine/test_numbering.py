@@ -89,9 +89,9 @@ def test_names_do_not_change_after_a_restart(name: str, tree: Callable[[str], Me
     assert_same_names(first, discover(offline(tree(name), subsets(data, first, len(first.cpus)) - kept)))
 
 
-@pytest.mark.parametrize("stride", [False, True], ids=["in runs", "dealt out"])
+@pytest.mark.parametrize("stride", [False, True], ids=["consecutive", "interleaved"])
 @given(st.integers(2, 6), st.integers(2, 9), st.data())
-def test_one_complete_group_completes_a_regular_machine(
+def test_one_complete_group_determines_all_groups_of_a_regular_machine(
     stride: bool, count: int, size: int, data: st.DataObject
 ) -> None:
     """On a regular machine, all groups have the same size, so a single complete group also determines the size of the
@@ -121,7 +121,7 @@ def test_numbers_are_never_shared() -> None:
     st.lists(st.frozensets(st.integers(0, 30), min_size=1), max_size=6),
     st.dictionaries(st.integers(0, 30), st.integers(0, 9)),
 )
-def test_any_groups_get_numbers(drawn: list[frozenset[int]], earlier: dict[int, int]) -> None:
+def test_every_group_gets_a_unique_number(drawn: list[frozenset[int]], earlier: dict[int, int]) -> None:
     """For any groups, offline CPUs and earlier numbers, every CPU gets a number, and no two groups share one."""
     groups: list[frozenset[int]] = []
     for one in drawn:

@@ -46,7 +46,7 @@ def over(base: MemoryTree, **files: str) -> Machine:
         ({"/sys/a/b/c": "", "/sys/a": ""}, "/sys/a: cannot be both a file and the directory of /sys/a/b/c"),
     ],
 )
-def test_a_wrong_overlay_is_rejected(document: Any, fault: str) -> None:
+def test_an_invalid_overlay_is_rejected(document: Any, fault: str) -> None:
     """Each error gives the path and the reason."""
     with pytest.raises(ConfigError) as caught:
         parse_overlay(document, "overlay.yaml")

@@ -190,7 +190,7 @@ def test_a_counter_directory_that_cannot_be_listed_keeps_its_faults() -> None:
     assert errors.faults == ()
 
 
-async def test_an_error_keeps_the_last_inventory() -> None:
+async def test_the_last_inventory_is_kept_after_an_error() -> None:
     """The error is reported and counted until the next successful read."""
     rig = Rig()
     await rig.watch.read()
@@ -227,10 +227,8 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
     )
 
 
-async def test_an_unreadable_machine_is_waited_for_at_startup() -> None:
-    """Until the machine can be read, there is no inventory, which is not the same as an empty one. Every change after
-    startup is noticed.
-    """
+async def test_there_is_no_inventory_until_the_machine_can_be_read() -> None:
+    """Having no inventory is not the same as having an empty one. Every change after startup is noticed."""
     rig = Rig()
     rig.host.change({"cpu/online": "?"})
     watch = MachineWatch(rig.host, MemoryTree({}), Config(), "n", lambda: Ledger({}))
@@ -406,7 +404,7 @@ async def test_pages_that_a_pod_allocates_between_two_reads_are_not_the_hosts(pa
     assert watch.host_pages[0, PAGE] == 0
 
 
-async def test_a_reserve_for_a_page_size_without_pages_waits_for_them() -> None:
+async def test_a_reserve_takes_effect_once_pages_of_its_size_exist() -> None:
     """A reservedMemory entry for such a page size is valid, and takes effect as soon as a page exists."""
     keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}]}
     rig = Rig(parse_config(keys, "test"))

@@ -96,21 +96,21 @@ def test_a_check_changes_nothing(rig: Rig) -> None:
 
 
 HOSTILE: dict[str, Any] = {
-    "no JSON": b"pages",
-    "no text": b"\xff\xfe",
-    "no object": b"[]",
+    "not JSON": b"pages",
+    "not UTF-8": b"\xff\xfe",
+    "not an object": b"[]",
     "unknown field": {"numaNode": 0, "pageBytes": GIB, "pages": 2, "path": "/etc/passwd"},
     "missing field": {"numaNode": 0, "pages": 2},
     "negative pages": {"numaNode": 0, "pageBytes": GIB, "pages": -1},
-    "huge pages": {"numaNode": 0, "pageBytes": GIB, "pages": 1 << 40},
-    "text for a number": {"numaNode": "0", "pageBytes": GIB, "pages": 2},
-    "true for a number": {"numaNode": False, "pageBytes": GIB, "pages": 2},
-    "a fraction": {"numaNode": 0, "pageBytes": GIB, "pages": 1.5},
+    "too many pages": {"numaNode": 0, "pageBytes": GIB, "pages": 1 << 40},
+    "string for a number": {"numaNode": "0", "pageBytes": GIB, "pages": 2},
+    "boolean for a number": {"numaNode": False, "pageBytes": GIB, "pages": 2},
+    "fraction": {"numaNode": 0, "pageBytes": GIB, "pages": 1.5},
     "another directory": {"numaNode": "../../..", "pageBytes": GIB, "pages": 2},
-    "for ever": {"numaNode": 0, "pageBytes": GIB, "pages": 2, "seconds": 1e9},
-    "not a number": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2, "seconds": NaN}',
-    "too long": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2' + b" " * MAX_REQUEST_BYTES + b"}",
-    "nested": b"[" * MAX_REQUEST_BYTES,
+    "timeout too long": {"numaNode": 0, "pageBytes": GIB, "pages": 2, "seconds": 1e9},
+    "timeout NaN": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2, "seconds": NaN}',
+    "request too long": b'{"numaNode": 0, "pageBytes": 1073741824, "pages": 2' + b" " * MAX_REQUEST_BYTES + b"}",
+    "nested too deeply": b"[" * MAX_REQUEST_BYTES,
 }
 
 

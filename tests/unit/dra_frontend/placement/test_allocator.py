@@ -141,7 +141,7 @@ def test_invariants_hold_for_any_history_on_every_machine(name: str, asks: list[
 
 
 @given(machines(), st.data())
-def test_no_more_l3_groups_than_necessary(found: Machine, data: st.DataObject) -> None:
+def test_a_claim_uses_no_more_l3_groups_than_necessary(found: Machine, data: st.DataObject) -> None:
     """On one NUMA node, the claim is spread over the minimum number of L3 groups. This is the number of groups that are
     needed if those with the most free CPUs are used first.
     """
@@ -409,7 +409,7 @@ def test_a_claim_gets_one_core_type_if_possible(wish: CpuParameters) -> None:
     assert len({HYBRID.cpus[cpu].core_type for cpu in allocate(offered, held, 6, HYBRID, wish)}) == 2
 
 
-def test_efficiency_cores_on_one_numa_node_are_better_than_performance_cores_on_two() -> None:
+def test_one_numa_node_takes_precedence_over_performance_cores() -> None:
     cores = [
         Core(node=n, package=n, l3=n, kind=kind)
         for n in (0, 1)

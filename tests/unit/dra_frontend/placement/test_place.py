@@ -15,7 +15,7 @@ from tests.strategies.wishes import whole_cores
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
-def test_every_sum_of_whole_cores_is_taken_in_whole_cores(threads: list[int], data: st.DataObject) -> None:
+def test_an_amount_that_whole_cores_add_up_to_is_taken_in_whole_cores(threads: list[int], data: st.DataObject) -> None:
     """If some of the cores add up to the requested number of CPUs, only whole cores are taken, whatever their sizes."""
     found = assemble([Core(threads=count) for count in threads], adjacent=True)
     [place] = Layout.of(found).within(found.online)

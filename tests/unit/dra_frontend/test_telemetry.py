@@ -106,7 +106,7 @@ def test_the_backends_metrics_are_served_unchanged(frontend: Frontend) -> None:
     assert types == ["# TYPE dra_numa_backend_hook_duration_seconds histogram"]
 
 
-def test_the_backends_metrics_end_with_its_lease(frontend: Frontend) -> None:
+def test_the_backends_metrics_are_dropped_when_its_lease_expires(frontend: Frontend) -> None:
     """For a backend that is gone, only the time since its last report is shown."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)))
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]

@@ -46,7 +46,7 @@ def test_every_schema_has_a_description(name: str) -> None:
     assert SCHEMAS[name]["description"].endswith("."), SCHEMAS[name]
 
 
-def test_every_field_has_a_description_in_a_sentence() -> None:
+def test_every_field_has_a_description_in_full_sentences() -> None:
     """The description comes from the docstring below the attribute, and is in Markdown."""
     texts = {name: shown.get("description", "") for name, shown in fields()}
     assert {name for name, text in texts.items() if not text.endswith((".", ".)"))} == set()

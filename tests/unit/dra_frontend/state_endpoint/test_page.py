@@ -80,7 +80,7 @@ def test_the_document_contains_each_cpus_use() -> None:
     assert enforced.keys() == {"True", "False", "Unknown"}
 
 
-def test_the_page_knows_every_word_for_a_cpus_use() -> None:
+def test_the_page_has_a_symbol_and_an_explanation_for_every_cpu_use() -> None:
     """For each use that the document can contain, the browser script has a symbol and an explanation, and there is a
     CSS class.
     """

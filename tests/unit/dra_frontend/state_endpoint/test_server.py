@@ -71,7 +71,7 @@ async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> 
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
     ],
 )
-async def test_nothing_else_is_served(head: bytes, status: bytes) -> None:
+async def test_unsupported_and_malformed_requests_are_rejected(head: bytes, status: bytes) -> None:
     """Only a few paths and two methods are supported. Error responses never echo the request."""
     async with serve_port(ANY, APP) as port:
         answer = await send(port, head + b"\r\n\r\n")

@@ -57,7 +57,7 @@ def test_a_node_without_problems(state: NodeState) -> None:
 @pytest.mark.parametrize(
     ("reported", "cause"), [("PermissionDenied", "PermissionDenied"), ("OfALaterRelease", ""), ("BackendSilent", "")]
 )
-def test_containers_have_problems(
+def test_a_containers_problem_names_the_container_and_the_cause(
     state: NodeState, container: dict[str, Any], code: StatusCode, reported: str, cause: str
 ) -> None:
     """A problem's subject is the container, and its cause is one of the codes that this release knows."""

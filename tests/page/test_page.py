@@ -105,7 +105,7 @@ async def test_the_page_is_accessible(tab: Tab) -> None:
         assert len(marks) == len(set(marks)) == 6
 
 
-async def test_the_page_works_by_keyboard(tab: Tab) -> None:
+async def test_the_page_can_be_used_with_the_keyboard(tab: Tab) -> None:
     """Tab skips the CPUs in one step, arrow keys move among them, Enter selects, Escape clears."""
     where = "((one) => one.dataset.cpu ?? (one.id || one.className))(document.activeElement)"
     async with served(populated(MIDDLE), tab):
@@ -128,8 +128,8 @@ async def test_the_page_works_by_keyboard(tab: Tab) -> None:
         assert "Arrow keys" in await details(tab)
 
 
-async def test_an_operators_questions_are_answered(tab: Tab) -> None:
-    """The questions are which container uses a CPU, which resources a pod has, whether a claim is enforced, and which
+async def test_cpus_pods_and_claims_can_be_looked_up(tab: Tab) -> None:
+    """The page shows which container uses a CPU, which resources a pod has, whether a claim is enforced, and which
     resources of a NUMA node are free.
     """
     async with served(populated(MIDDLE), tab):

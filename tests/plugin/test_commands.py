@@ -72,7 +72,7 @@ async def test_nodes_shows_nodes_that_only_observe(plugin: Plugin) -> None:
     assert (code, "the node only observes" in err) == (1, True)
 
 
-async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) -> None:
+async def test_free_and_explain_name_observe_mode_as_the_cause(plugin: Plugin) -> None:
     """Every node in the cluster only observes: it publishes devices, but a pending claim cannot use them."""
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}
     waiting = {"metadata": {"name": "one"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
@@ -86,9 +86,9 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
     assert "all of its devices are tainted, or their nodes only observe; see kubectl numa nodes" in out
 
 
-async def test_explain_tells_missing_devices_from_a_class_that_it_does_not_know(plugin: Plugin) -> None:
-    """If no node publishes devices of the driver's class, the command reports that as the cause. A class that it does
-    not know may select any devices, so the command reports that it cannot determine the free amount.
+async def test_explain_distinguishes_missing_devices_from_an_unknown_class(plugin: Plugin) -> None:
+    """If no node publishes devices of the driver's class, the command reports that as the cause. An unknown class may
+    select any devices, so the command reports that it cannot determine the free amount.
     """
     for one in list(plugin.server.store.select(SLICES)):
         plugin.server.store.delete(SLICES, "", one["metadata"]["name"])
@@ -258,7 +258,7 @@ async def test_a_watch_compares_each_claim_with_its_own_last_state(monkeypatch: 
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in cli.COMMANDS)])
-async def test_every_help_has_working_examples(plugin: Plugin, words: list[str]) -> None:
+async def test_every_help_text_has_working_examples(plugin: Plugin, words: list[str]) -> None:
     """Each help text also lists the exit statuses."""
     code, out, _ = await plugin.run(*words, "--help")
     assert (code, "Exit status: " in out) == (0, True)
@@ -359,7 +359,7 @@ async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: P
     assert f"enforced: yes: {text}\n" in (await plugin.run("explain", "p", "-n", "ns"))[1]
 
 
-async def test_a_claim_that_also_uses_the_shared_pool_is_shown_with_the_parameter(plugin: Plugin) -> None:
+async def test_explain_shows_that_a_claim_also_uses_the_shared_pool(plugin: Plugin) -> None:
     """The claim's status contains ``poolCPUs`` in addition to the isolation of its own CPUs."""
     document = prepared(INVENTORY.machine, "pool")
     document["metadata"]["name"] = "vpp"
@@ -433,7 +433,7 @@ async def test_errors_of_kubectl_are_passed_on(plugin: Plugin) -> None:
     )
 
 
-def test_equal_sources_give_equal_bytes(tmp_path: Path) -> None:
+def test_builds_are_reproducible(tmp_path: Path) -> None:
     """The program and the archive do not depend on when and where they are built; the manifest contains the archive's
     digest.
     """

@@ -126,7 +126,7 @@ def test_cpus_are_formatted_as_the_kernel_does(cpus: set[int]) -> None:
 
 
 @given(st.lists(ODD.filter(lambda one: isinstance(one, dict)), max_size=3), st.lists(ODD, max_size=3))
-def test_a_malformed_object_ends_no_command(slices: list[Any], claims: list[Any]) -> None:
+def test_a_malformed_object_does_not_make_a_command_fail(slices: list[Any], claims: list[Any]) -> None:
     """Objects of other versions or other authors are read as far as possible."""
     cluster = read_cluster(slices, [one for one in claims if isinstance(one, dict)])
     lists = ((node_documents, node_row), (free_documents, free_row), (claim_documents, claim_row))
@@ -150,7 +150,7 @@ STATUS = (
 
 
 @given(st.dictionaries(st.sampled_from(("spec", "status")), st.dictionaries(st.sampled_from(STATUS), ODD)) | ODD)
-def test_a_malformed_pod_ends_no_command(pod: Any) -> None:
+def test_a_malformed_pod_does_not_make_a_command_fail(pod: Any) -> None:
     """A pod of another version is read as far as possible."""
     read = read_pod(pod)
     lines = [*explain_pod(read, "ns", "p"), *(line for one in read.claims for line in missing(one))]
@@ -205,7 +205,7 @@ def test_administrative_access_does_not_use_up_a_device() -> None:
 @pytest.mark.parametrize(
     "deep", ["[" * 9000 + "]" * 9000, '{"a":' * 9000 + "1" + "}" * 9000, '["]",' * 9000 + "1" + "]" * 9000]
 )
-def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
+def test_a_deeply_nested_claim_does_not_hide_other_claims(deep: str) -> None:
     """Values nested more deeply than the limit are read as null, even if the interpreter could read them."""
     text = f'{{"items": [{{"name": "a"}}, {{"name": "b", "deep": {deep}}}, {{"name": "c", "text": "]}}\\"["}}]}}'
     found = json.loads(shallow(text))["items"]
@@ -226,7 +226,7 @@ def test_documents_within_the_depth_limit_are_unchanged(value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, '"' * 999_999, '\\"' * 500_000], ids=range(3))
-def test_cutting_takes_linear_time(text: str) -> None:
+def test_removing_deeply_nested_values_takes_linear_time(text: str) -> None:
     """The time grows linearly with the length of the text."""
     began = time.thread_time()
     shallow(text)

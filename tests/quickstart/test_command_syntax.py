@@ -48,7 +48,7 @@ def documented() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("words", documented(), ids=" ".join)
-def test_kubectl_accepts_the_commands_of_pages(words: tuple[str, ...]) -> None:
+def test_kubectl_accepts_documented_commands(words: tuple[str, ...]) -> None:
     """An unknown command or option is an error, with or without a cluster."""
     place = words.index("--") if "--" in words else len(words)
     command = [os.environ["KUBECTL"], *words[:place], "--help", *words[place:]]

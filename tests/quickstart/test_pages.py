@@ -88,7 +88,7 @@ def test_each_upgrade_accepts_a_release_of_an_older_chart(shell: Shell, tmp_path
     shell.typed("kubectl -n dra-driver-numa rollout status daemonset/dra-driver-numa")
 
 
-def test_the_commands_of_the_notes_succeed(shell: Shell) -> None:
+def test_the_commands_in_the_chart_notes_succeed(shell: Shell) -> None:
     """All commands in the chart's notes are run, except helm test, which the page runs."""
     notes = shell.typed("helm get notes dra-driver-numa --namespace dra-driver-numa")
     commands = re.findall(r"^     (kubectl .*)$", notes, re.MULTILINE)

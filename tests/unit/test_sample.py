@@ -18,7 +18,7 @@ def run():
 '''
 
 
-def test_each_part_contains_its_texts() -> None:
+def test_each_part_contains_its_comments_docstrings_and_messages() -> None:
     """The lines of a block comment are one text; instructions to tools, short strings and generated files are
     left out.
     """
@@ -32,7 +32,7 @@ def test_each_part_contains_its_texts() -> None:
     assert [one.content for one in found["pages"]] == [page.split("\n\n")[1]]
 
 
-def test_a_seed_draws_the_same_sample_again() -> None:
+def test_the_same_seed_draws_the_same_sample() -> None:
     module = "".join(f"# comment number {number}\n\n" for number in range(100))
     found = texts({"tests/a.py": module})
     first, again, other = (list(draw(seed, found)) for seed in ("1", "1", "2"))

@@ -59,8 +59,8 @@ def test_every_json_value_survives_being_written_and_parsed(value: object) -> No
 
 
 @given(st.text(max_size=300))
-def test_a_foreign_string_becomes_one_short_line(text: str) -> None:
-    """An untrusted string can neither forge a log line nor flood the log."""
+def test_an_untrusted_string_becomes_one_short_line(text: str) -> None:
+    """The string can neither forge a log line nor flood the log."""
     line = shown(text)
     assert line.isprintable()
     assert len(line) < 10 * 80 + 40
@@ -68,7 +68,7 @@ def test_a_foreign_string_becomes_one_short_line(text: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_a_foreign_string_on_a_terminal_is_complete_and_on_one_line(text: str) -> None:
+def test_an_untrusted_string_on_a_terminal_is_complete_and_on_one_line(text: str) -> None:
     """Control characters are escaped, so the terminal does not interpret them. Printable characters are unchanged."""
     line = printable(text)
     assert line.isprintable()

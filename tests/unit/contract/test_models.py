@@ -30,7 +30,7 @@ def test_equal_cpu_lists_share_one_set() -> None:
     assert first.cpus == {0, 1, 2, 3, 8}
 
 
-def test_pydantic_looks_for_no_plugins() -> None:
+def test_pydantic_does_not_search_for_plugins() -> None:
     """A plugin search would import importlib.metadata (1.2 MB), and a plugin could change which documents are valid."""
     code = "import sys, numa_contract.config, numa_contract.records; print('importlib.metadata' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -114,7 +114,7 @@ def test_a_uid_cannot_leave_the_directory(uid: str) -> None:
 
 
 @pytest.mark.parametrize("name", [f"memory-numa{'1' * 5000}", f"hugepages-{'1' * 5000}m-numa000", "memory-numa00001"])
-def test_a_device_name_has_no_more_digits_than_any_machine_needs(name: str) -> None:
+def test_device_names_with_too_many_digits_are_rejected(name: str) -> None:
     """Any client that may write a claim's status controls the device name, and Python raises an unrelated error for
     numbers with more than 4,300 digits.
     """

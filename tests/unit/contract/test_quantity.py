@@ -40,7 +40,7 @@ EQUAL = [
 @pytest.mark.parametrize(
     ("one", "other"), [*EQUAL, ("1E", "1e18"), ("2E3", "2000"), ("1E-3", "1m"), (" 7 ", 7), (0.1, "100m"), (1e3, "1k")]
 )
-def test_equal_values_are_equal(one: str | float, other: str | float) -> None:
+def test_different_spellings_of_an_amount_are_equal(one: str | float, other: str | float) -> None:
     """The server may return the same amount in a different spelling, or as a bare number."""
     assert parse_quantity(one) == parse_quantity(other)
 
@@ -81,7 +81,7 @@ def test_formatting_and_parsing_a_canonical_string_changes_nothing(nano: int, bi
 
 
 @given(st.fractions(min_value=-(10**12), max_value=10**12))
-def test_finer_amounts_round_away_from_zero(value: Fraction) -> None:
+def test_excess_precision_is_rounded_away_from_zero(value: Fraction) -> None:
     """Formatting never understates an amount: its magnitude is rounded up by less than 10^-9."""
     printed = parse_quantity(format_quantity(value))
     assert 0 <= abs(printed) - abs(value) < Fraction(1, 10**9)

@@ -48,18 +48,21 @@ def test_deprecated_names_in_records_are_read() -> None:
 
 
 @pytest.mark.parametrize(("written", "read"), [("off", "lift"), ("lift", "lift"), ("keep", "keep"), ("half", "half")])
-def test_the_previous_word_for_a_lifted_quota_is_accepted(written: str, read: str) -> None:
+def test_the_former_value_for_a_lifted_quota_is_accepted(written: str, read: str) -> None:
     """``off`` is written back as ``lift``, and a value that only a newer release defines is preserved."""
     record = parse_record({**CPU, "parameters": {"r": {"quota": written}}})
     assert record.parameters_of("r").quota == read
     assert json.loads(record.model_dump_json())["parameters"]["r"]["quota"] == read
 
 
-def _from_tomorrow(part: Any) -> Any:
+def _with_unknown_fields(part: Any) -> Any:
     """Adds an unknown field at every level."""
     if isinstance(part, dict):
-        return {**{key: _from_tomorrow(value) for key, value in part.items()}, "anInvention": {"of": ["tomorrow", 1]}}
-    return [_from_tomorrow(each) for each in part] if isinstance(part, list) else part
+        return {
+            **{key: _with_unknown_fields(value) for key, value in part.items()},
+            "anInvention": {"of": ["tomorrow", 1]},
+        }
+    return [_with_unknown_fields(each) for each in part] if isinstance(part, list) else part
 
 
 # Dictionaries keyed by request or capacity name have no fields, so they cannot have unknown ones.
@@ -68,7 +71,10 @@ _BY_NAME = ("parameters", "memoryParameters", "metadata", "poolCpus")
 
 def _newer(record: AllocationRecord) -> dict[str, Any]:
     """Returns a record's document as the next release would write it."""
-    document: dict[str, Any] = {**_from_tomorrow(json.loads(record.model_dump_json())), "version": RECORD_VERSION + 1}
+    document: dict[str, Any] = {
+        **_with_unknown_fields(json.loads(record.model_dump_json())),
+        "version": RECORD_VERSION + 1,
+    }
     for part in [*(document[name] for name in _BY_NAME), *(result["consumed"] for result in document["results"])]:
         del part["anInvention"]
     return document

@@ -106,7 +106,7 @@ def test_rewriting_the_same_record_changes_nothing(tmp_path: Path) -> None:
     assert directory.refresh() is view
 
 
-def test_a_damaged_file_keeps_its_cpus(tmp_path: Path) -> None:
+def test_a_claim_with_a_damaged_file_keeps_its_cpus(tmp_path: Path) -> None:
     """If the record is lost, the CPUs come from the file's environment variables. If a file becomes completely
     invalid, its previous CPUs stay allocated.
     """

@@ -83,7 +83,7 @@ def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> Non
 @pytest.mark.parametrize(
     "text", ["!!binary aGk=", "!!timestamp 2001-01-01", "!!set {a, b}", "!!omap [a: 1]", "!!pairs [a: 1]"]
 )
-def test_a_value_that_json_does_not_have_is_refused(text: str) -> None:
+def test_a_value_that_json_cannot_represent_is_refused(text: str) -> None:
     """Otherwise, ``simulate`` would fail when it determines the length of a claim's parameters in JSON."""
     with pytest.raises(ConfigError, match=f"line 1: the tag {text.split(maxsplit=1)[0]} is not allowed"):
         parse_yaml(f"a: {text}".encode(), "file")

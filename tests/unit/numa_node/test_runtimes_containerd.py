@@ -166,7 +166,7 @@ def test_the_lists_of_disabled_plugins_are_combined(release: Release) -> None:
         *((one, f'[plugins.cri]\n[plugins."{CRI_OF_1}"]', "under two names") for one in (EARLY, MIDDLE, NEW)),
     ],
 )
-def test_files_with_which_a_release_does_not_start_give_no_result(release: Release, text: str, expected: str) -> None:
+def test_files_that_prevent_a_release_from_starting_give_no_result(release: Release, text: str, expected: str) -> None:
     """The reason describes the error in the file, and no setting is guessed."""
     with pytest.raises(UndeterminedError, match=expected):
         read(release, text)

@@ -53,7 +53,7 @@ def test_remedies_do_not_depend_on_messages() -> None:
     assert len({remedy_of(Notice(code=StatusCode.BACKEND_PROBLEM, text=text)) for text in texts}) == 1
 
 
-def test_only_kernel_limitations_are_not_the_pods_fault() -> None:
+def test_only_an_old_kernel_and_a_containerized_node_are_kernel_limitations() -> None:
     """The doctor reports a kernel limitation as a note, unless the configuration requires partitions."""
     kernel = {code for code, cause in CAUSES.items() if cause.kernel}
     assert kernel == {BackendCode.KERNEL_TOO_OLD, BackendCode.NODE_IS_CONTAINER}

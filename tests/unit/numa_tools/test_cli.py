@@ -109,7 +109,7 @@ def test_the_error_for_invalid_input_is_one_clear_line(
     assert printed.err.endswith(f"(under {host})\n") == (arguments == ["inspect"])
 
 
-def test_a_configuration_from_an_archive_stays_on_one_line(
+def test_an_error_about_a_configuration_key_has_no_control_characters(
     host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An archive may come from anywhere, so its keys must not send control sequences to the terminal."""
@@ -121,7 +121,7 @@ def test_a_configuration_from_an_archive_stays_on_one_line(
 @pytest.mark.parametrize(
     "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
 )
-def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """For unknown commands, flags and formats, a single line describes the error and refers to the help."""
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
@@ -230,7 +230,7 @@ def test_a_reader_may_close_the_pipe_early(host: str) -> None:
     assert (ran.returncode, ran.stderr) == (1, "")
 
 
-def test_the_report_contains_more_than_hwloc() -> None:
+def test_inspect_reports_more_than_hwloc() -> None:
     """Free and surplus hugepages, distances, IDs, and offline and isolated CPUs are printed under separate keys."""
     found = report(discover(small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})))
     more = {
@@ -331,10 +331,8 @@ def test_the_table_of_a_machine() -> None:
     ]
 
 
-def test_the_table_of_an_uneven_machine() -> None:
-    """The output has a line for core types and one for offline CPUs only if the machine has any. A node without CPUs or
-    hugepages shows dashes.
-    """
+def test_core_types_and_offline_cpus_are_shown_only_if_the_machine_has_any() -> None:
+    """Each has a line of its own. A node without CPUs or hugepages shows dashes."""
     node = "/sys/devices/system/node"
     tree = small_machine().changed(
         {

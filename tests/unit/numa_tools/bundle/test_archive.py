@@ -88,7 +88,7 @@ def test_files_beyond_the_limits_are_left_out() -> None:
         (foreign(*[("node/a", {"type": tarfile.GNUTYPE_LONGNAME}, b"")] * 5000), "header is larger than 65536 bytes"),
     ],
 )
-def test_a_foreign_archive_is_refused(data: io.BytesIO, text: str, tmp_path: Path) -> None:
+def test_malformed_and_malicious_archives_are_refused(data: io.BytesIO, text: str, tmp_path: Path) -> None:
     """No file is written outside the target directory, and no archive can fill up the disk."""
     with pytest.raises(ArchiveError, match=text):
         extract(data, tmp_path / "into")

@@ -45,8 +45,8 @@ def test_every_kind_of_name_is_replaced_by_a_number() -> None:
     assert parse_record(masked[0]).cpus == RECORD.cpus
 
 
-def test_a_name_that_is_also_one_of_the_drivers_words() -> None:
-    """The word is replaced only where it is used as a name. Elsewhere, the output must stay readable."""
+def test_a_driver_keyword_is_masked_only_where_it_is_a_name() -> None:
+    """A pod may be named ``packed``, which is also a strategy. The masked output must stay readable."""
     document = RECORD.model_dump(mode="json") | {"reservedFor": [{"uid": "p1", "name": "packed"}]}
     document["parameters"] = {"r": {"strategy": "packed"}}
     masked = masks_of(document).document(document)
@@ -83,14 +83,14 @@ def test_a_part_of_a_word_is_not_a_name() -> None:
     )
 
 
-def test_pool_names_begin_with_the_node() -> None:
-    """After masking, the pool names can still be recognized as the node's."""
+def test_masked_pool_names_begin_with_the_masked_node_name() -> None:
+    """The pools can still be recognized as the node's."""
     masks = masks_of()
     masks.learn_pools(["worker-1.example.com", "worker-1.example.com-memory", "other"])
     assert masks.text("worker-1.example.com-memory of worker-1.example.com") == "node-1-memory of node-1"
 
 
-def test_pools_in_documents_and_in_slice_names() -> None:
+def test_pool_names_in_documents_and_slice_names_are_masked() -> None:
     """Pool names are masked even if the pool no longer exists. They are also masked inside the names of this driver's
     slices, which begin with a hexadecimal number. Similar strings are not masked.
     """
@@ -119,7 +119,7 @@ def test_no_name_remains(names: list[str], gaps: list[str]) -> None:
     assert {word for word in words if word} <= {f"pod-{n + 1}" for n in range(6)} | KEPT
 
 
-def test_a_document_in_a_document_in_a_document_is_masked_as_a_string() -> None:
+def test_a_document_nested_in_an_embedded_document_is_masked_as_a_string() -> None:
     """A string inside an embedded document is not parsed again, so documents cannot be nested without limit."""
     inner: Any = {"podName": "billing-7f9"}
     for _ in range(12):

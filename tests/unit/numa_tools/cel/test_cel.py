@@ -66,8 +66,7 @@ OURS = 'device.attributes["dra.cpu"]'
         ("0x10 == 16 && null == null && !(1 in [2, 3])", True),
     ],
 )
-def test_values(expression: str, true: bool) -> None:
-    """Operators and literals have the same meaning as in CEL."""
+def test_operators_and_literals_are_evaluated_as_in_cel(expression: str, true: bool) -> None:
     assert selected(expression, DEVICE) is true
 
 
@@ -88,8 +87,8 @@ def test_values(expression: str, true: bool) -> None:
         ("quantity('much').isLessThan(quantity('1'))", "quantity 'much'"),
     ],
 )
-def test_errors(expression: str, text: str) -> None:
-    """An error ends the scheduler's attempt, so it must be distinguishable from "false"."""
+def test_runtime_errors_are_distinguishable_from_false(expression: str, text: str) -> None:
+    """An error ends the scheduler's attempt, whereas "false" only excludes the device."""
     with pytest.raises(CelError, match=text):
         selected(expression, DEVICE)
 
@@ -107,7 +106,7 @@ def test_errors(expression: str, text: str) -> None:
         ("1" * (MAX_LENGTH + 1), "more than"),
     ],
 )
-def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:
+def test_the_value_of_an_unsupported_expression_is_unknown(expression: str, text: str) -> None:
     """An unsupported expression is neither true nor false, and no nesting depth crashes the process."""
     with pytest.raises(CelUnsupportedError, match=text):
         selected(expression, DEVICE)
@@ -124,7 +123,7 @@ def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -
     ],
     ids=range(5),
 )
-def test_the_depth_limit_is_not_the_interpreters(within: str, beyond: str) -> None:
+def test_the_depth_limit_does_not_depend_on_the_interpreters(within: str, beyond: str) -> None:
     """Expressions beyond the limit are rejected as too deep, whatever the Python version and its recursion limit."""
     before = sys.getrecursionlimit()
     assert selected(within, DEVICE)

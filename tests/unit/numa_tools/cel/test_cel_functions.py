@@ -130,7 +130,7 @@ UNKNOWN_PARTS = [
     ("expression", "true"),
     [*INCLUDES, *TEXTS, *OPTIONALS, *MACROS, *NUMBERS, *VERSIONS, *LITERALS, *UNKNOWN_PARTS],
 )
-def test_values(expression: str, true: bool) -> None:
+def test_functions_and_macros_are_evaluated_as_in_a_cluster(expression: str, true: bool) -> None:
     """The values are the same as in a cluster that accepts these selectors."""
     assert selected(expression, DEVICE) is true
 
@@ -162,8 +162,8 @@ def test_values(expression: str, true: bool) -> None:
         ("[1, 2].filter(x, x)[0] == 1", "neither true nor false"),
     ],
 )
-def test_errors(expression: str, text: str) -> None:
-    """A runtime error ends the scheduler's attempt, so the error is neither false nor unknown."""
+def test_runtime_errors_are_neither_false_nor_unknown(expression: str, text: str) -> None:
+    """A runtime error ends the scheduler's attempt."""
     with pytest.raises(CelError, match=text):
         selected(expression, DEVICE)
 
@@ -208,7 +208,7 @@ def test_errors(expression: str, text: str) -> None:
         (f"{list(range(49))}.includes(1)", "differs between releases"),
     ],
 )
-def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:
+def test_the_value_of_an_unsupported_expression_is_unknown(expression: str, text: str) -> None:
     """An expression with a part that the simulation does not support is neither true nor false nor an error. The
     message quotes that part.
     """
@@ -270,7 +270,7 @@ def test_a_pattern_takes_linear_time() -> None:
     assert time.thread_time() - began < 2
 
 
-def test_a_class_of_many_characters_costs_no_more_than_one_of_few() -> None:
+def test_a_large_character_class_costs_no_more_than_a_small_one() -> None:
     """A character class is a single instruction, however many ranges it has."""
     ranges = "".join(chr(0x4E00 + 2 * number) for number in range(1500))
     device = {"driver": "a" * 300}

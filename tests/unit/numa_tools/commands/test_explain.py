@@ -82,7 +82,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
 
 
 @pytest.mark.parametrize("serving", [True, False])
-async def test_a_damaged_claim_file_holds_its_cpus(serving: bool, node: AilingNode) -> None:
+async def test_a_claim_with_a_damaged_file_keeps_its_cpus(serving: bool, node: AilingNode) -> None:
     """The CPUs stay allocated whether or not the service is running, even though the service itself shows only claims
     that have a record.
     """

@@ -82,7 +82,7 @@ def test_pools_are_resized_to_their_targets() -> None:
     assert kernel.acts == []
 
 
-def test_a_short_pool_is_compacted_and_retried() -> None:
+def test_a_pool_short_of_pages_is_retried_after_compaction() -> None:
     """Retries follow in quick succession until the pool is complete."""
     kernel = Kernel({(0, M2): 4}, gain=3)
     assert facts(kernel.provision(target(10)), "got", "short") == [(10, 0)]

@@ -82,7 +82,7 @@ def test_missing_pages_make_the_command_fail(host: Host, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("files", [["compact"], ["compact", "all"], ["all"], []])
-def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
+def test_a_node_short_of_pages_is_compacted(tmp_path: Path, files: list[str]) -> None:
     """The node is compacted through its own file or, without such a file, through the global one, which a container
     cannot write to. If neither works, the command continues.
     """

@@ -76,7 +76,7 @@ FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), on
         ([0], [{**SEVEN, "apiVersion": "v0", "status": {}, "spec": {**SEVEN["spec"], **BOOT}}], {(M2, 0): 7}),
     ],
 )
-def test_the_planned_pages_for_each_node(
+def test_pages_are_planned_by_size_and_node(
     nodes: list[int | NumaNode], files: list[dict[str, Any]], counts: dict[tuple[int, int], int]
 ) -> None:
     """The plan lists pages by size and node across all files. A number without a node is split among the nodes with

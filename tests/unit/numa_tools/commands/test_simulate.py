@@ -202,10 +202,10 @@ ODD = "device.odd() == 1"
         (["device.driver =="], 4),
     ],
 )
-def test_the_exit_statuses_for_selectors(
+def test_a_selector_that_cannot_be_evaluated_has_its_own_exit_status(
     expressions: list[str], status: int, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A selector that cannot be evaluated results in a distinct exit status, unless the claim would not fit anyway."""
+    """If the outcome does not depend on the selector's value, the exit status is the same as for any other selector."""
     selectors = [{"cel": {"expression": one}} for one in expressions]
     file = written(tmp_path / "c.yaml", claim("c", request("a", amount=2, selectors=selectors)))
     found, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
@@ -245,7 +245,7 @@ def test_manifests_are_read_from_standard_input(root: Path) -> None:
     assert json.loads(ran.stdout)["outcomes"][0]["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
 
 
-def test_a_claim_that_the_scheduler_allocates_but_the_driver_refuses(
+def test_a_claim_that_is_allocated_but_refused_by_the_driver_does_not_fit(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The outcome names the step that fails. Nothing is allocated partially, so later claims still fit."""
@@ -259,7 +259,7 @@ def test_a_claim_that_the_scheduler_allocates_but_the_driver_refuses(
     assert second["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
 
 
-def test_this_nodes_claims_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_claims_on_this_node_are_taken_into_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Prepared claims occupy their resources, unless an empty machine is simulated."""
     host = write_tree(small_machine(), tmp_path / "host")
     directory = host / "var/run/cdi"
@@ -318,7 +318,7 @@ def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def test_other_nodes_slices_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slices_of_other_nodes_are_ignored(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The input may contain all of the cluster's slices, but only those of one node and those that do not belong to a
     single node are used. If several nodes are possible, the error asks for --node.
     """
@@ -500,7 +500,7 @@ def documented_claim() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine"])
-def test_cpus_and_the_hbm_nearest_to_them(
+def test_a_claim_gets_cpus_and_the_hbm_nearest_to_them(
     group_by: str, kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first HBM to be allocated is on node 2, which is next to node 1's CPUs. The HBM on node 3 is next to node 0's
@@ -532,7 +532,7 @@ def test_cpus_near_cxl_memory_are_on_one_of_the_nearest_nodes(
     assert given == [{f"cpudevnuma00{node}", "memory-numa004"} for node in (0, 1)]
 
 
-def test_too_few_free_cpus_near_the_hbm_are_refused_as_prepare_would(
+def test_a_claim_is_refused_if_too_few_cpus_near_the_hbm_are_free(
     kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The scheduler knows only the device's total, so it accepts the third claim, which Prepare refuses."""

@@ -107,7 +107,7 @@ async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
     assert "isolated by the pool" not in screen
 
 
-async def test_foreign_strings_stay_on_one_line(node: AilingNode) -> None:
+async def test_untrusted_strings_stay_on_one_line(node: AilingNode) -> None:
     """A string from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
     node.problems.append("dra.cpu: \x1b[2J\x07 \u202e")
     node.containers[0].update(fallbackReason="x\nno problems", exclusivity="\x1b[31mpool")

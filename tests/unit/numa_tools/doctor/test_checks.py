@@ -23,7 +23,7 @@ from numa_tools.doctor.table import CHECKS, Verdict, examine, report
 from numa_tools.doctor.text import findings_text
 
 from tests.rigs.ailing_node import AilingNode
-from tests.unit.numa_tools.doctor.illnesses import ILLNESSES, UNKNOWN_CLAIM
+from tests.unit.numa_tools.doctor.faults import FAULTS, UNKNOWN_CLAIM
 
 ROOT = Path(__file__).parents[4]
 
@@ -50,20 +50,20 @@ async def test_a_healthy_node_has_no_findings(node: AilingNode) -> None:
     assert findings_text([*found.values()], "n") == f"n: {len(CHECKS)} good (out of {len(CHECKS)} checks)"
 
 
-def test_every_check_has_an_illness() -> None:
+def test_each_check_detects_at_least_one_fault() -> None:
     """A check that never fails would be useless. Check IDs are unique."""
-    assert sorted(check.id for check in CHECKS) == sorted({check_of(name) for name in ILLNESSES})
+    assert sorted(check.id for check in CHECKS) == sorted({check_of(name) for name in FAULTS})
 
 
-def check_of(illness: str) -> str:
-    """Returns the ID of the check that finds the illness."""
-    return illness.partition("/")[0]
+def check_of(fault: str) -> str:
+    """Returns the ID of the check that finds the fault."""
+    return fault.partition("/")[0]
 
 
-@pytest.mark.parametrize("name", ILLNESSES)
-async def test_each_illness_is_found(name: str, node: AilingNode) -> None:
-    """The check reports the illness in complete sentences, and no check raises an exception."""
-    ILLNESSES[name](node)
+@pytest.mark.parametrize("name", FAULTS)
+async def test_each_fault_is_found(name: str, node: AilingNode) -> None:
+    """The check reports the fault in complete sentences, and no check raises an exception."""
+    FAULTS[name](node)
     found = await verdicts(node)
     findings = [one for one in found[check_of(name)].findings if one.level is not Level.UNKNOWN]
     assert findings, {other: one.findings for other, one in found.items() if one.result != "good"}
@@ -94,16 +94,16 @@ def _foreign_tree(node: AilingNode) -> None:
 
 UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
     "containerd's file": (lambda node: node.host("/etc/containerd/config.toml", "["), "runtime.drop-in"),
-    "its imports go round": (
+    "an import cycle": (
         lambda node: node.host(
             "/etc/containerd/config.toml", 'imports = ["*.toml", "/etc/containerd/conf.d/*"]\nx = "'
         ),
         "runtime.drop-in",
     ),
     "the kubelet's file": (lambda node: node.kubelet_of.update(reservedSystemCPUs="9-1"), "kubelet.gates"),
-    "files of the kernel": (lambda node: node.host("/proc/sys/fs/file-nr", "many"), "host.node-files"),
+    "a kernel file": (lambda node: node.host("/proc/sys/fs/file-nr", "many"), "host.node-files"),
     "the cgroup tree": (lambda node: shutil.rmtree(node.base / "cgroup"), "kernel.cgroup-v2"),
-    "what is mounted in the place of the cgroup tree": (_foreign_tree, "kernel.cgroup-v2"),
+    "another file system in place of the cgroup tree": (_foreign_tree, "kernel.cgroup-v2"),
     "a container's own cgroup": (
         _own_cgroup,
         "kernel.kubepods",
@@ -114,7 +114,7 @@ UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
     ),
     "the state socket": (_speaks_no_http, "driver.status"),
     "the node's slices": (lambda node: node.server.fail_next(9, 200, verb="list", body="[]"), "api.slices"),
-    "a machine": (lambda node: node.host("/sys/devices/system/cpu/online", "none"), "config.fits"),
+    "the machine": (lambda node: node.host("/sys/devices/system/cpu/online", "none"), "config.fits"),
 }
 
 
@@ -242,7 +242,7 @@ async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str
     assert (await verdicts(node))["claims.pinned"].result == result
 
 
-async def test_a_container_whose_cpus_are_all_offline_is_not_left_to_the_audit(node: AilingNode) -> None:
+async def test_the_audit_is_not_the_remedy_for_a_container_with_only_offline_cpus(node: AilingNode) -> None:
     """The audit does not move the container back until one of its CPUs is online, so the remedy refers to the check for
     offline CPUs.
     """
@@ -257,7 +257,7 @@ async def test_a_container_whose_cpus_are_all_offline_is_not_left_to_the_audit(n
     assert "claims.online" in remedy_of(Notice(code=StatusCode.CLAIM_NOT_ENFORCED, text="any"))
 
 
-async def test_a_container_that_outlives_its_claim_is_to_be_stopped(node: AilingNode) -> None:
+async def test_the_remedy_for_a_container_that_outlives_its_claim_is_to_stop_it(node: AilingNode) -> None:
     """If the pod has been deleted, the remedy is to stop its container on the node. The finding says that the claims'
     CPUs stay allocated. It does not say that new claims get no CPUs, since other CPUs may be free.
     """
@@ -329,8 +329,8 @@ async def test_host_daemons_on_claimed_cpus_are_a_finding_only_if_nothing_keeps_
     reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"
     node.status |= {"exclusivity": "pool", "exclusivityReason": reason, "exclusivityCode": "KernelTooOld"}
     node.containers[0].update(fallbackReason="x has CPU 2", exclusivity="pool")
-    ILLNESSES["kernel.release/partitions"](node)
-    ILLNESSES["host.daemons"](node)
+    FAULTS["kernel.release/partitions"](node)
+    FAULTS["host.daemons"](node)
     found = await verdicts(node)
     (exclusivity,), (kernel,), (pooled,) = (
         found[name].findings for name in ("driver.exclusivity", "kernel.release", "claims.kept-by-kernel")
@@ -350,7 +350,7 @@ def test_each_kind_of_misfit_has_a_remedy() -> None:
     assert _REMEDIES.keys() == set(MisfitKind)
 
 
-async def test_a_pool_that_the_configuration_asks_for_is_healthy(node: AilingNode) -> None:
+async def test_pool_enforcement_is_healthy_if_the_configuration_selects_it(node: AilingNode) -> None:
     """The backend reports that it uses the pool, but gives no reason for a fallback."""
     node.status |= {"exclusivity": "pool"}
     assert (await verdicts(node))["driver.exclusivity"].result == "good"
@@ -373,7 +373,7 @@ async def test_permissions_are_not_checked_outside_the_pod(node: AilingNode) -> 
     assert api == {"unknown"}
 
 
-def test_foreign_strings_stay_on_one_line() -> None:
+def test_untrusted_strings_stay_on_one_line() -> None:
     """A string from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
     check = Check("a.b", "Fine.", (), lambda: [problem("\x1b[2J.", "a\nb", "\u202e", ["\r"])])
     shown = findings_text([Verdict(check, tuple(check.run(None)))], "n").split("\n")
@@ -405,7 +405,7 @@ def test_an_invalid_configuration_is_a_usage_error(tmp_path: Path, capsys: pytes
 async def test_a_newer_kernel_is_not_suggested_for_a_recent_one(release: str, remedy: str, node: AilingNode) -> None:
     """If a cgroup does not have the cpuset controller, its files are missing even on a new kernel."""
     node.host("/proc/sys/kernel/osrelease", f"{release}-amd64\n")
-    ILLNESSES["kernel.release/partitions"](node)
+    FAULTS["kernel.release/partitions"](node)
     (finding,) = (await verdicts(node))["kernel.release"].findings
     assert finding.remedy == f"{remedy}, or set hostSlices: true"
 
@@ -425,7 +425,7 @@ async def test_several_facts_with_one_remedy_are_one_finding(node: AilingNode) -
     assert 'apiGroups: ["events.k8s.io"], resources: [events]' in finding.remedy
 
 
-def test_long_evidence_is_cut_only_for_people() -> None:
+def test_long_evidence_is_truncated_only_in_the_text_output() -> None:
     """The JSON output contains all of the evidence."""
     facts = [f"fact {number}" for number in range(30)]
     check = Check("a.b", "Fine.", (), lambda: [problem("What.", "why", "remedy", facts)])
@@ -434,7 +434,7 @@ def test_long_evidence_is_cut_only_for_people() -> None:
     assert report(found, "n")["checks"][0]["findings"][0]["evidence"] == facts
 
 
-def test_checks_that_one_source_leaves_open_are_summarized() -> None:
+def test_checks_left_unknown_by_the_same_source_are_summarized() -> None:
     """On a captured machine, nearly all checks are inconclusive."""
     unread = Unread("why", "remedy")
     verdicts_of = [Verdict(Check(f"a.b{number}", "Fine.", (), lambda: ()), (unknown(unread),)) for number in range(40)]

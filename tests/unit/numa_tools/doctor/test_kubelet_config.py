@@ -60,7 +60,7 @@ def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str,
 
 
 @given(st.lists(_documents, max_size=4))
-def test_the_last_document_with_a_value_decides(documents: list[dict[str, Any]]) -> None:
+def test_the_last_document_that_sets_a_value_takes_precedence(documents: list[dict[str, Any]]) -> None:
     """Maps are merged, lists and scalars are replaced, null removes a key, and the inputs stay unchanged."""
     before = copy.deepcopy(documents)
     settings = merge(Part(str(number), one) for number, one in enumerate(documents)).settings
@@ -132,8 +132,8 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("line", FLAGS)
-def test_flags_are_settings(line: str) -> None:
-    """Every spelling that the kubelet accepts is parsed. If a string flag is repeated, the last one applies."""
+def test_flags_are_parsed_as_the_kubelet_parses_them(line: str) -> None:
+    """Covers every spelling that the kubelet accepts. If a string flag is repeated, the last one applies."""
     assert parse_command(line.split()).settings == FLAGS[line]
 
 
@@ -146,7 +146,7 @@ def test_paths_are_taken_from_flags() -> None:
 @pytest.mark.parametrize(
     "line", ["--feature-gates=A", "--feature-gates=A=on", "--reserved-memory=memory=1Gi", "--reserved-cpus"]
 )
-def test_flags_with_which_the_kubelet_does_not_start_are_errors(line: str) -> None:
+def test_flags_that_prevent_the_kubelet_from_starting_are_errors(line: str) -> None:
     """The kubelet cannot be running with such a command line, so no conclusions are drawn from it."""
     with pytest.raises(FlagError):
         parse_command([line])

@@ -165,7 +165,7 @@ COMPLETE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         },
         {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-1"},
     ),
-    "MicroK8s that runs": (
+    "MicroK8s with a running process": (
         {"/var/snap/microk8s/9072/args/kubelet": "--cpu-manager-policy=static\n"}
         | process(
             7489,
@@ -223,8 +223,12 @@ AKS = {
     ),
 }
 PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
-    "a file alone": ({f"{ROOT}/config.yaml": STATIC}, {"cpuManagerPolicy": "static"}, "command line is not visible"),
-    "drop-ins that nothing names": (
+    "a configuration file alone": (
+        {f"{ROOT}/config.yaml": STATIC},
+        {"cpuManagerPolicy": "static"},
+        "command line is not visible",
+    ),
+    "drop-ins that no file or flag names": (
         {f"{ROOT}/config.yaml": HEAD, "/etc/kubernetes/kubelet.conf.d/10.conf": HEAD + STATIC},
         {"cpuManagerPolicy": "static"},
         "command line is not visible",
@@ -260,22 +264,22 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
         {},
         "several kubelets are running",
     ),
-    "a file that the command line names is not there": (
+    "a missing file named on the command line": (
         process(1, "kubelet", "--config=/a", "--cpu-manager-policy=static"),
         {"cpuManagerPolicy": "static"},
         "/a, which the kubelet's command line specifies, is not visible",
     ),
-    "a directory that is not there": (
+    "a missing directory": (
         process(1, "kubelet", "--config-dir=/none"),
         {},
         "/none does not exist, so the kubelet will not start",
     ),
-    "a drop-in without its type": (
+    "a drop-in without apiVersion and kind": (
         process(1, "kubelet", "--config-dir=/d") | {"/d/1.conf": HEAD + STATIC, "/d/2.conf": "maxPods: 1\n"},
         {"cpuManagerPolicy": "static"},
         "/d/2.conf is not a KubeletConfiguration",
     ),
-    "a key of a drop-in in other letters": (
+    "a drop-in key in a different case": (
         process(1, "kubelet", "--config-dir=/d") | {"/d/1.conf": HEAD + "reservedSystemCpus: '1'\n"},
         {},
         "/d/1.conf has 'reservedSystemCpus'",
@@ -287,18 +291,18 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     ),
     "a relative path": (process(1, "kubelet", "--config=a.yaml"), {}, "a.yaml is relative"),
     "a flag that the kubelet refuses": (process(1, "kubelet", "--feature-gates=A"), {}, "--feature-gates has 'A'"),
-    "a variable that moves the files of k3s": (
+    "a variable that relocates k3s's files": (
         K3S | {"/etc/systemd/system/k3s.service.env": "K3S_CONFIG_FILE=/other\n"},
         {"topologyManagerPolicy": "restricted", "cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3"},
         "an environment variable relocates k3s's files",
     ),
-    "a variable in the environment file that the unit of k3s names by a specifier": (
+    "a variable in an environment file that k3s's unit names with a specifier": (
         {"/etc/systemd/system/k3s.service": K3S_UNIT, "/etc/default/k3s": "K3S_DATA_DIR=/data\n"},
         {},
         "an environment variable relocates k3s's files",
     ),
     "a file that is not YAML": ({f"{ROOT}/config.yaml": "a: ["}, {}, "is not valid YAML"),
-    "a key that is there twice": ({f"{ROOT}/config.yaml": STATIC * 2}, {}, "is given twice"),
+    "a duplicate key": ({f"{ROOT}/config.yaml": STATIC * 2}, {}, "is given twice"),
     "a large file": ({f"{ROOT}/config.yaml": "#" * (300 << 10)}, {}, "is larger than"),
     "deep nesting": ({f"{ROOT}/config.yaml": "[" * 5000}, {}, "nested more than"),
     "deep JSON": ({f"{ROOT}/config.yaml": '{"a":' * 5000}, {}, "nested more than"),
@@ -321,8 +325,8 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", PARTLY)
-def test_missing_sources_are_named(name: str, tmp_path: Path) -> None:
-    """The settings that were found are used, and the reason explains why the configuration is incomplete."""
+def test_the_reason_for_an_incomplete_configuration_is_reported(name: str, tmp_path: Path) -> None:
+    """The settings that were found are still used."""
     files, settings, why = PARTLY[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
     assert settings_of(reading) == settings
@@ -363,23 +367,33 @@ def test_a_directory_behind_a_symlink_has_no_drop_ins(tmp_path: Path) -> None:
     assert read_files(str(base), ROOT).parts == ()
 
 
-@pytest.mark.parametrize("kind", ["a loop", "a link to nothing", "a fifo", "a directory", "not UTF-8", "a way out"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a symlink loop",
+        "a dangling symlink",
+        "a FIFO",
+        "a symlink to a directory",
+        "not UTF-8",
+        "a symlink out of the root",
+    ],
+)
 def test_special_files_and_symlinks_out_of_the_root_are_not_read(kind: str, tmp_path: Path) -> None:
     """No read blocks, nothing outside the host root is read, and the result is marked as incomplete."""
     (tmp_path / "secret").write_text(HEAD + STATIC)
     base = written(tmp_path / "host", process(1, "kubelet", "--config-dir=/d") | {"/d/0.yaml": ""})
     entry = base / "d/1.conf"
     match kind:
-        case "a loop":
+        case "a symlink loop":
             entry.symlink_to("2.conf")
             (base / "d/2.conf").symlink_to("1.conf")
-        case "a link to nothing":
+        case "a dangling symlink":
             entry.symlink_to("/nothing")
-        case "a way out":
+        case "a symlink out of the root":
             entry.symlink_to("../../../../secret")
-        case "a fifo":
+        case "a FIFO":
             os.mkfifo(entry)
-        case "a directory":
+        case "a symlink to a directory":
             (base / "elsewhere").mkdir()
             entry.symlink_to("/elsewhere")
         case _:
@@ -402,7 +416,7 @@ def test_a_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path:
 
 def test_an_argument_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path: Path) -> None:
     """MicroK8s reads its arguments from a file."""
-    files, _ = COMPLETE["MicroK8s that runs"]
+    files, _ = COMPLETE["MicroK8s with a running process"]
     base, path = written(tmp_path, files), "/var/snap/microk8s/9072/args/kubelet"
     os.utime(f"{base}{path}", (4102444900, 4102444900))
     assert read_files(str(base), ROOT).unseen == f"{path} was changed after the kubelet started"

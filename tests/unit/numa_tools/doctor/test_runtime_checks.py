@@ -162,7 +162,7 @@ async def test_the_runtimes_output_replaces_its_files(node: AilingNode, tmp_path
     ("key", "value", "check"),
     [("disable_connections", True, "settings"), ("socket_path", "/run/other.sock", "nri-socket")],
 )
-async def test_connecting_plugins_need_a_socket_that_accepts_them(
+async def test_a_socket_that_plugins_cannot_connect_to_is_a_problem(
     key: str, value: Any, check: str, node: AilingNode
 ) -> None:
     """The backend is one of the plugins that connect to the runtime."""

@@ -142,7 +142,7 @@ def test_docker_next_to_k3s_is_not_the_kubelets_runtime(reported: Reported | Non
     assert (found.source, found.settings["nri"]) == (f"/{K3S}", True)
 
 
-def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
+def test_docker_alone_leaves_the_settings_unknown(tmp_path: Path) -> None:
     """The message gives the reason and the command."""
     why = unread(write(tmp_path, {PLAIN: DOCKER}), CONTAINERD_2)
     assert f"containerd's CRI service is disabled in /{PLAIN}" in why.why
@@ -150,7 +150,7 @@ def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reported", [CRIO_1_34, Reported("docker", (24, 0, 0), "")])
-def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(reported: Reported, tmp_path: Path) -> None:
+def test_files_of_a_runtime_that_the_kubelet_does_not_use_are_ignored(reported: Reported, tmp_path: Path) -> None:
     """The kubelet's own report is the strongest evidence. The remedy applies to the runtime that the
     kubelet reports.
     """
@@ -159,7 +159,7 @@ def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(repo
     assert ("crio status config" in why.remedy) is (reported is CRIO_1_34)
 
 
-def test_files_left_by_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
+def test_files_left_by_a_removed_k3s_are_ignored(tmp_path: Path) -> None:
     """Only the containerd of k3s and RKE2 has a version suffix. If the kubelet reports a version without one, k3s's
     file is a leftover. If the version has one, the file at the usual path is not in use.
     """
@@ -167,7 +167,7 @@ def test_files_left_by_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
     assert "k3s/data/current/bin/containerd" in unread(write(tmp_path / "b", {PLAIN: ON}), K3S_2).remedy
 
 
-def test_two_possible_runtimes_determine_nothing(tmp_path: Path) -> None:
+def test_two_possible_runtimes_leave_the_settings_unknown(tmp_path: Path) -> None:
     """The message names both files and gives both commands."""
     why = unread(write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF}))
     assert f"/{PLAIN}" in why.why
@@ -176,7 +176,7 @@ def test_two_possible_runtimes_determine_nothing(tmp_path: Path) -> None:
     assert "crio status config" in why.remedy
 
 
-def test_an_existing_socket_decides(tmp_path: Path) -> None:
+def test_an_existing_socket_identifies_the_runtime(tmp_path: Path) -> None:
     """/run is an in-memory file system, so a socket in it belongs to a runtime that has run since the last boot."""
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF})
     listen(tmp_path, "run/crio/crio.sock")
@@ -185,7 +185,7 @@ def test_an_existing_socket_decides(tmp_path: Path) -> None:
     assert "cannot be determined" in unread(tree).why
 
 
-def test_the_socket_on_the_kubelets_command_line_decides(tmp_path: Path) -> None:
+def test_the_socket_on_the_kubelets_command_line_identifies_the_runtime(tmp_path: Path) -> None:
     """The kubelet's flag takes precedence over existing sockets."""
     endpoint = "--container-runtime-endpoint=unix:///var/run/crio/crio.sock"
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet", endpoint)})
@@ -193,7 +193,7 @@ def test_the_socket_on_the_kubelets_command_line_decides(tmp_path: Path) -> None
     assert in_use(tree).software == CRI_O
 
 
-def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> None:
+def test_the_endpoint_in_the_kubelets_configuration_identifies_the_runtime(tmp_path: Path) -> None:
     """The configured endpoint takes precedence over existing sockets and over the running process's flag, which is an
     earlier part of the configuration.
     """
@@ -251,9 +251,9 @@ def test_a_running_containerd_without_a_file_uses_its_defaults(tmp_path: Path) -
         process(9, "containerd-shim", "-c", "/srv/c.toml"),
         {"proc/9/comm": "containerd\n"} | {f"proc/{number}/stat": "" for number in range(10, 20)},
     ],
-    ids=["a command", "in a container", "another program", "ended"],
+    ids=["a command that prints the configuration", "in a container", "another program", "a process that has exited"],
 )
-def test_other_processes_are_not_evidence(other: dict[str, str], tmp_path: Path) -> None:
+def test_processes_other_than_the_nodes_containerd_are_ignored(other: dict[str, str], tmp_path: Path) -> None:
     """Such a process may be a command that prints the configuration, a runtime inside a container, or a process that
     exited while it was being read.
     """
@@ -321,8 +321,8 @@ def test_imports_are_read_breadth_first(tmp_path: Path) -> None:
     assert in_use(write(tmp_path, files)).files == tuple(f"/{one}" for one in [*expected, "etc/containerd/deep.toml"])
 
 
-def test_a_star_may_be_in_a_directory_and_a_file_may_contain_utf_8(tmp_path: Path) -> None:
-    """Go's filepath.Glob expands the pattern."""
+def test_import_patterns_may_have_wildcards_in_directory_names(tmp_path: Path) -> None:
+    """Go's filepath.Glob expands the pattern. The files may contain non-ASCII characters."""
     files = {PLAIN: 'imports = ["/etc/*/conf.d/?.toml", "/etc/x*/y.toml"]\n# ä\n', "etc/x1/conf.d/a.toml": ""}
     files |= {"etc/x0/y.toml": "", "etc/x0/conf.d/ab.toml": ""}
     assert in_use(write(tmp_path, files)).files == (f"/{PLAIN}", "/etc/x1/conf.d/a.toml", "/etc/x0/y.toml")
@@ -364,20 +364,20 @@ def _large(root: Path) -> None:
 
 HOSTILE: dict[str, tuple[Any, str, str]] = {
     "an import that does not exist": (None, IMPORTING, "does not exist"),
-    "a circle of links": (_links, IMPORTING, "symbolic links"),
+    "a symlink loop": (_links, IMPORTING, "symbolic links"),
     "a FIFO": (_fifo, IMPORTING, "not a regular file"),
     "a large file": (_large, IMPORTING, "bytes"),
     "too many files": (_many, IMPORTING, "more than 64 files"),
     "too many matches": (_very_many, IMPORTING, "more than 256 files"),
     "too many patterns": (None, f"imports = {['*'] * 300}\n", "more than 256 patterns"),
-    "files that are too large together": (_heavy, IMPORTING, "larger than 4 MiB in total"),
+    "files that are too large in total": (_heavy, IMPORTING, "larger than 4 MiB in total"),
     "a directory": (None, 'imports = ["/etc"]\n', "regular file"),
-    "no TOML": (None, "[", "not TOML"),
-    "a deep text": (None, "a = " + "[" * 100_000, "not TOML"),
+    "invalid TOML": (None, "[", "not TOML"),
+    "deep nesting": (None, "a = " + "[" * 100_000, "not TOML"),
     "a pattern with brackets": (None, 'imports = ["[ab]*.toml"]\n', "does not expand"),
     "a path with NUL": (None, 'imports = ["a\\u0000b"]\n', "not a valid path"),
-    "imports that are no list": (None, 'imports = "a"\n', "does not start"),
-    "another spelling": (None, 'Imports = ["a"]\n', "differently"),
+    "imports that are not a list": (None, 'imports = "a"\n', "does not start"),
+    "imports in a different case": (None, 'Imports = ["a"]\n', "differently"),
 }
 
 
@@ -471,7 +471,7 @@ def test_a_dump_from_the_kubelets_containerd_is_used(text: str, reported: Report
         (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_2]}), None, "without the CRI service"),
     ],
 )
-def test_a_dump_from_another_runtime_determines_nothing(text: str, reported: Reported | None, reason: str) -> None:
+def test_a_dump_from_another_runtime_is_not_used(text: str, reported: Reported | None, reason: str) -> None:
     """The reason describes the mismatch."""
     found = given_runtime(text, reported)
     assert isinstance(found, Unread)

@@ -73,7 +73,7 @@ def test_a_version_that_a_release_cannot_read_excludes_that_release() -> None:
 
 
 @pytest.mark.parametrize("release", [(1, 6, 8), (2, 9, 0), (3, 0, 0)])
-def test_a_release_with_unknown_rules_determines_nothing(release: Release) -> None:
+def test_all_settings_are_unclear_for_a_release_with_unknown_rules(release: Release) -> None:
     """Nothing is assumed about the release, whatever the files contain."""
     found = of(release, f"version = 2\n{ON}")
     assert {type(one) for one in found.values()} == {Unclear}
@@ -84,14 +84,14 @@ def test_a_release_with_unknown_rules_determines_nothing(release: Release) -> No
     "text",
     ['disabled_plugins = ["cri"]', f'version = 2\ndisabled_plugins = ["{CRI_OF_1}"]'],
 )
-def test_a_containerd_without_cri_is_not_the_kubelets(text: str) -> None:
+def test_a_containerd_without_cri_is_not_the_kubelets_runtime(text: str) -> None:
     """Docker's package installs a file that disables CRI."""
     for release in (None, (1, 7, 27), (2, 1, 4)):
         with pytest.raises(NotTheKubeletsError):
             of(release, text)
 
 
-def test_a_release_in_which_cri_is_disabled_is_not_the_one_that_runs() -> None:
+def test_a_release_in_which_cri_is_disabled_is_ruled_out() -> None:
     """2.x would find the name of its CRI plugin in the list of disabled plugins and would not run CRI, so the kubelet's
     containerd can only be 1.7.
     """
@@ -144,7 +144,7 @@ def test_each_cri_o_file_replaces_the_keys_that_it_contains() -> None:
     assert found["cdi_directories"] == ["/c"]
 
 
-def test_cri_os_validator_begins_with_1_34() -> None:
+def test_cri_o_supports_the_validator_since_1_34() -> None:
     """Earlier releases ignore the table, and without a known release the setting is unclear."""
     text = "[crio.nri.default_validator]\nnri_enable_default_validator = true\nnri_validator_required_plugins = ['x']"
     assert (crio((1, 34, 1), text)["validator"], crio((1, 34, 1), text)["required"]) == (True, ["x"])
@@ -163,7 +163,7 @@ def test_ambiguous_cri_o_files_are_unclear(text: str) -> None:
 
 
 @pytest.mark.parametrize("release", [(1, 29, 3), (1, 99, 0)])
-def test_an_unknown_cri_o_release_determines_nothing(release: Release) -> None:
+def test_all_settings_are_unclear_for_an_unknown_cri_o_release(release: Release) -> None:
     """1.30 is the first supported release."""
     assert {type(one) for one in crio(release).values()} == {Unclear}
 
@@ -176,7 +176,7 @@ def test_a_dump_contains_the_settings_in_use(release: str, on: bool) -> None:
     assert (found["hugetlb"], found["validator"]) == (on, False)
 
 
-def test_a_dump_without_a_key_determines_nothing_about_it() -> None:
+def test_a_key_that_a_dump_does_not_contain_is_unclear() -> None:
     """Every release prints these keys, so output without them is not a dump."""
     document = dump("2.2")
     del document["plugins"][NRI]["disable"]
@@ -203,7 +203,7 @@ def test_the_report_for_the_archive_contains_plain_values() -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "", "version = 2", "a = " + "[" * 100_000, json.dumps({})])
-def test_input_that_is_neither_output_is_refused(text: str) -> None:
+def test_input_that_is_not_the_output_of_a_runtime_is_refused(text: str) -> None:
     """For example, a config.toml is refused, because it does not contain the defaults."""
     with pytest.raises(RuntimeConfigError):
         printed_settings(text)

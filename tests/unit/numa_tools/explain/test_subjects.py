@@ -73,7 +73,7 @@ def verdicts(reasons: dict[str, Any]) -> dict[str, str]:
     return {place["cpus"]: place["verdict"] for place in reasons["places"]}
 
 
-def test_the_reasons_for_the_chosen_cpus() -> None:
+def test_the_choice_of_cpus_is_explained() -> None:
     """The tightest L3 group or node that can hold the claim is chosen. Every other candidate is listed with the reason
     why it was not chosen, and the device's other claims are listed too.
     """
@@ -99,7 +99,7 @@ def _listed(record: AllocationRecord) -> str:
     return record.model_dump(mode="json")["cpus"][0]["cpus"]  # type: ignore[no-any-return]
 
 
-def test_the_reasons_after_a_change() -> None:
+def test_the_choice_of_cpus_is_compared_with_an_allocation_made_now() -> None:
     """A candidate that would now be a better choice is marked as better. There are no alternatives for CPUs that the
     claim names or that belong to a removed device.
     """
@@ -178,10 +178,8 @@ def test_a_claims_second_pod_is_reported_as_refused() -> None:
     assert "its own claim" in problems_of(known, [record])[-1]["remedy"], "that of the cause, as the doctor has it"
 
 
-def test_cpus_of_the_claims_other_containers_are_foreign() -> None:
-    """A container is entitled to the CPUs allocated for the requests that it names. A container that names no CPU
-    request may run anywhere.
-    """
+def test_a_container_is_entitled_only_to_the_cpus_of_the_requests_that_it_names() -> None:
+    """A container that names no CPU request may run anywhere."""
     record = cpu_record("u0", "a=1-2", "b=3-4")
     both, one = (
         report("c", claims=[{"uid": "u0", "driver": "dra.cpu", "requests": requests}], cpus="1-4")
@@ -203,7 +201,7 @@ def test_missing_enforcement_and_missing_reports_are_findings() -> None:
     assert (found["has"][0]["cpus"], problems) == (_listed(record), ["enforcement is unknown"])
 
 
-def test_foreign_strings_stay_on_one_line() -> None:
+def test_untrusted_strings_stay_on_one_line() -> None:
     """A string from a pod or an archive can neither forge a line nor send control sequences to the terminal."""
     (record,) = prepared(asked(2))
     odd = user(
@@ -384,7 +382,9 @@ def test_a_claim_that_is_allocated_but_not_prepared_is_explained() -> None:
         (memory("1Gi"), ("NRI is off",), "run dra-frontend doctor"),
     ],
 )
-def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances: tuple[str, ...], remedy: str) -> None:
+def test_the_remedy_for_an_unprepared_claim_depends_on_the_cause(
+    asked_for: Any, hindrances: tuple[str, ...], remedy: str
+) -> None:
     """A refusal says what to change, the doctor explains the node's problems, and Events show what the kubelet has
     done.
     """
@@ -393,8 +393,8 @@ def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances:
     assert found["remedy"].startswith(remedy)
 
 
-def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
-    """matchAttribute restricts the CPUs to the memory's NUMA node, so candidates are listed only for that node."""
+def test_candidates_for_cpus_joined_with_memory_are_on_the_memorys_node() -> None:
+    """matchAttribute restricts the CPUs to the memory's NUMA node."""
     inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
     document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=1))
     document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}
@@ -408,7 +408,7 @@ def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
     assert "near:  resource.kubernetes.io/numaNode 1, as matchAttribute requires" in explanation_text(found, [])
 
 
-def test_a_claim_joined_with_hbm_is_explained_by_the_nearest_node() -> None:
+def test_candidates_for_cpus_joined_with_hbm_are_on_the_nearest_node() -> None:
     traits = MemoryTraits(MemoryKind.HBM, initiators=frozenset({1}))
     machine = replace(MACHINE, numa_nodes={**MACHINE.numa_nodes, 2: NumaNode(2, frozenset(), 8 << 30, traits=traits)})
     inventory = build_inventory(machine, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)

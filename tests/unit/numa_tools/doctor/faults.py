@@ -151,7 +151,7 @@ def _nobody_tolerated(node: AilingNode) -> None:
 
 
 UNKNOWN_CLAIM: Final = {"claims": [], "unknownClaims": [{"uid": "nobody", "driver": "dra.cpu", "cpus": "2-3"}]}
-ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
+FAULTS: Final[dict[str, Callable[[AilingNode], object]]] = {
     "driver.endpoint": lambda node: setattr(node, "serving", False),
     "driver.pod": lambda node: (node.kubelet_root / "plugins").write_text("in the way"),
     "driver.status/unready": lambda node: node.problems.append("dra.cpu: not registered with the kubelet"),

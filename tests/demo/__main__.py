@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.demo.play import NotAsItMustBeError, play
+from tests.demo.play import UnexpectedStateError, play
 from tests.demo.tables import say
 from tests.stage.process import StageError, end_by_interrupt
 from tests.stage.settings import StageSettings
@@ -37,13 +37,13 @@ def main() -> int:
             shown = play(stage)
             statuses = [process.stop() for process in stage.processes]
         if any(statuses) or stage.paths.base.exists():
-            raise NotAsItMustBeError(
+            raise UnexpectedStateError(
                 f"both services should end with status 0 and leave no file: the statuses are {statuses}"
             )
     except KeyboardInterrupt:
         print("demo: interrupted; all processes that it had started have ended", file=sys.stderr)
         return 130
-    except (NotAsItMustBeError, StageError, AnsweredError, OSError) as error:
+    except (UnexpectedStateError, StageError, AnsweredError, OSError) as error:
         sys.stdout.flush()
         print(f"\ndemo: failed: {error}", file=sys.stderr)
         return 1

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.demo.play import NotAsItMustBeError, play
+from tests.demo.play import UnexpectedStateError, play
 from tests.demo.tables import say
 from tests.stage.process import StageError, end_by_interrupt, wait_for
 from tests.stage.settings import Paths, StageSettings
@@ -70,7 +70,7 @@ def main() -> int:
                 time.sleep(_PAUSE)
     except KeyboardInterrupt:
         return 0
-    except (NotAsItMustBeError, StageError, AnsweredError, OSError) as error:
+    except (UnexpectedStateError, StageError, AnsweredError, OSError) as error:
         sys.stdout.flush()
         print(f"\ndemo: failed: {error}", file=sys.stderr)
         return 1

@@ -19,14 +19,14 @@ from tests.stage.stage import Stage
 from tests.stage.wires import ask_unix
 
 
-class NotAsItMustBeError(Exception):
+class UnexpectedStateError(Exception):
     """Raised if the state after a step of the demo is not as expected."""
 
 
 def must(fact: bool, text: str) -> None:
-    """Raises NotAsItMustBeError with this message if the condition is false."""
+    """Raises UnexpectedStateError with this message if the condition is false."""
     if not fact:
-        raise NotAsItMustBeError(text)
+        raise UnexpectedStateError(text)
 
 
 def play(stage: Stage) -> str:
@@ -165,7 +165,7 @@ class Timeline:
         try:
             wait_for(what, lambda: condition(self._plain.cpus()))
         except StageError as error:
-            raise NotAsItMustBeError(f"{what}, but it has {format_cpu_list(self._plain.cpus())}") from error
+            raise UnexpectedStateError(f"{what}, but it has {format_cpu_list(self._plain.cpus())}") from error
 
     def note(self, moment: str) -> None:
         """Waits until the backend reports the current pool, which takes up to a second, and records the state."""

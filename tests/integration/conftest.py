@@ -22,7 +22,7 @@ def machine_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pod.
     """
     root = write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
-    HostDirectory(root).claim_to_be_here()
+    HostDirectory(root).copy_boot_id()
     return root
 
 

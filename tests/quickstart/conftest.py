@@ -62,7 +62,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """Returns a shell for a cluster with one node, node-1, where nothing is installed."""
     root = write_tree(captured("32intel64-2p8co2t+8ve"), tmp_path_factory.mktemp("machine"))
     machine = HostDirectory(root)
-    machine.claim_to_be_here()
+    machine.copy_boot_id()
     for node in (0, 1):
         machine.set_pages(node, 0, 0)
     tools = tmp_path_factory.mktemp("bin")

@@ -62,7 +62,7 @@ class Outputs:
     def run(self) -> None:
         """Causes each fault and stores the outputs."""
         root = write_tree(captured(_MACHINE), self.directory / "machine")
-        HostDirectory(root).claim_to_be_here()
+        HostDirectory(root).copy_boot_id()
         kubectl = self.directory / "kubectl"
         kubectl.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m tests.fakes.kubectl "$@"\n')
         kubectl.chmod(0o755)

@@ -27,7 +27,7 @@ class HostDirectory:
         new.write_text(f"{text}\n")
         new.replace(path)
 
-    def claim_to_be_here(self) -> None:
+    def copy_boot_id(self) -> None:
         """Copies this machine's boot ID into the tree, so that the driver's commands treat the tree as this machine and
         use the same directories as in the driver's pod.
         """

@@ -117,12 +117,14 @@ ELSEWHERE: dict[str, str] = {
     # These codes require a kernel that rejects values that the fake's files accept, a kernel that has lost CPUs, or a
     # full file system.
     BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_a_kernel_without_partitions_is_a_limit_of_the_node",
-    BackendCode.PERMISSION_DENIED: (f"{_CODES}::test_a_container_whose_cpus_the_kernel_denies_has_the_errors_code"),
+    BackendCode.PERMISSION_DENIED: (f"{_CODES}::test_a_cpuset_write_that_the_kernel_denies_has_the_code_of_the_error"),
     BackendCode.PARTITION_REFUSED: f"{_CODES}::test_a_claim_enforced_by_the_pool_has_the_code_of_the_kernels_answer",
     BackendCode.CONTROLLER_MISSING: (
         f"{_CODES}::test_a_partition_without_its_controller_has_the_code_for_the_missing_file"
     ),
-    BackendCode.SETTINGS_NOT_APPLIED: (f"{_CODES}::test_a_file_that_ignores_a_write_is_a_setting_that_was_not_applied"),
+    BackendCode.SETTINGS_NOT_APPLIED: (
+        f"{_CODES}::test_a_write_without_effect_has_the_code_for_settings_that_were_not_applied"
+    ),
     BackendCode.CPUS_LOST: (
         "tests/unit/nri_backend/enforcement/test_partitions.py"
         "::test_no_partition_is_created_after_the_kernel_has_lost_cpus"

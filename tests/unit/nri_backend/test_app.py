@@ -82,7 +82,7 @@ def test_an_old_kernel_is_reported_as_the_reason_before_any_privilege(tmp_path: 
     assert "Linux 6.7" in backend.status().exclusivity_reason
 
 
-def test_the_lock_follows_the_connection_to_the_runtime(tmp_path: Path) -> None:
+def test_the_backend_reports_enforcement_only_while_it_is_synchronized(tmp_path: Path) -> None:
     """Other instances consider the holder to be enforcing claims only while it is synchronized with the runtime."""
     (tmp_path / "locks").mkdir()
     with contextlib.closing(lock(tmp_path)) as held:
@@ -175,7 +175,9 @@ async def test_nothing_is_created_on_a_node_that_fails_the_preflight(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "expected"), [(["--nonsense"], "unrecognized"), (["--config=/absent"], "absent")]
 )
-def test_wrong_usage_is_exit_2(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_status_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The error is a single line on standard error and names the command."""
     assert main(arguments) == 2
     said = capsys.readouterr().err

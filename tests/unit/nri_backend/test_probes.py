@@ -46,7 +46,7 @@ async def test_a_probe_gets_one_response_and_the_connection_is_closed() -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
     ],
 )
-def test_nothing_else_is_served(line: bytes, status: bytes) -> None:
+def test_only_known_paths_and_methods_are_served(line: bytes, status: bytes) -> None:
     """Only a few paths and two methods exist. Error responses never repeat the request."""
     said = answer(line, PAGES)
     assert said.startswith(b"HTTP/1.1 " + status)

@@ -73,7 +73,7 @@ def test_an_error_raised_from_another_has_the_code_of_the_original() -> None:
 @pytest.mark.parametrize(
     ("stored", "code"), [("PermissionDenied", BackendCode.PERMISSION_DENIED), ("OfALaterRelease", None), ("", None)]
 )
-def test_a_stored_problem_has_its_code_if_this_release_knows_it(stored: str, code: BackendCode | None) -> None:
+def test_a_stored_problem_has_its_code_if_this_release_defines_it(stored: str, code: BackendCode | None) -> None:
     """Problems stored by an older release have no code."""
     found = read_problem("text", stored)
     assert (found, found.code) == ("text", code)

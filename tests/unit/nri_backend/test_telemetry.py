@@ -53,7 +53,7 @@ def test_calls_rejections_repairs_and_moves_are_counted() -> None:
     assert telemetry.counters == {"refused_unknown-claim": 1, "repaired_cpuset.cpus": 1, "moved": 2, "memory_kills": 3}
 
 
-def test_kills_are_exported_before_the_first_one() -> None:
+def test_the_kill_counter_is_exported_before_the_first_kill() -> None:
     """If the series only appeared with the first kill, increase() would miss that kill, since increase() needs an
     earlier value.
     """

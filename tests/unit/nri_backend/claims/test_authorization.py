@@ -113,7 +113,7 @@ def test_a_pod_is_rejected_until_the_record_lists_it() -> None:
     assert entitlement_for(env_of(ONE), wider, user=Owner(pod_uid="p2", container="main")).cpus == {2, 3}
 
 
-def test_an_unreadable_record_is_rejected_as_missing() -> None:
+def test_an_unreadable_record_is_treated_as_missing() -> None:
     """The message gives the cause, and the claim is reported to the frontend so that the frontend rebuilds
     the record.
     """

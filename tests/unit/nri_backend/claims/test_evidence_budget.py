@@ -31,16 +31,19 @@ SNAPSHOT_SECONDS: Final = 0.2
 ENVIRONMENTS: Final[dict[str, Callable[[], list[str]]]] = {
     "ranges": lambda: ["DRA_CPUSET_x=" + "0-65535," * (3 * MEGABYTE // 16)],
     "small ranges": lambda: ["DRA_CPUSET_c1=" + "0-8191," * (3 * MEGABYTE // 14)],
-    "ones": lambda: ["DRA_CPUSET_x=" + "0," * (3 * MEGABYTE // 4)],
+    "single CPUs": lambda: ["DRA_CPUSET_x=" + "0," * (3 * MEGABYTE // 4)],
     "ascending": lambda: ["DRA_CPUSET_c1=" + ",".join(map(str, range(0, 8192, 2)))],
     "a long name": lambda: ["DRA_CPUSET_" + "x" * (3 * MEGABYTE // 2) + "=0"],
     "unknown claims": lambda: [f"DRA_CPUSET_x{n}=0-8191" for n in range(30_000)],
-    "one claim": lambda: [f"DRA_CPUSET_c2={n}" for n in range(30_000)],
-    "claims as many as allowed": lambda: [f"DRA_CPUSET_x{n}=0-8191" for n in range(MAX_CLAIMS)],
-    "as many as allowed": lambda: [f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0-8191" for n in range(MAX_VARIABLES)],
-    "memory": lambda: [f"DRAMEMORY_m{n}_r_hugepages_2Mi=numanode:0" for n in range(30_000)],
-    "others": lambda: [f"SERVICE_{n}=tcp://10.0.0.1:80" for n in range(30_000)],
-    "the driver's last": lambda: [*(f"S_{n}=tcp://10.0.0.1:80" for n in range(30_000)), "DRA_CPUSET_c1=0-8191,0-8191"],
+    "many variables of one claim": lambda: [f"DRA_CPUSET_c2={n}" for n in range(30_000)],
+    "maximum number of claims": lambda: [f"DRA_CPUSET_x{n}=0-8191" for n in range(MAX_CLAIMS)],
+    "maximum number of variables": lambda: [f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0-8191" for n in range(MAX_VARIABLES)],
+    "memory claims": lambda: [f"DRAMEMORY_m{n}_r_hugepages_2Mi=numanode:0" for n in range(30_000)],
+    "unrelated variables": lambda: [f"SERVICE_{n}=tcp://10.0.0.1:80" for n in range(30_000)],
+    "the driver's variable last": lambda: [
+        *(f"S_{n}=tcp://10.0.0.1:80" for n in range(30_000)),
+        "DRA_CPUSET_c1=0-8191,0-8191",
+    ],
 }
 
 
@@ -49,7 +52,7 @@ def message(request: pytest.FixtureRequest) -> pb.Container:
     return pb.Container(id="c", name="main", env=ENVIRONMENTS[request.param]())
 
 
-def test_any_environment_is_checked_within_the_time_of_a_hook(message: pb.Container) -> None:
+def test_any_environment_is_checked_within_a_hooks_cpu_time_limit(message: pb.Container) -> None:
     """The time covers everything from the parsed message to the report of the rejection.
 
     The rejection's message and the report are short.

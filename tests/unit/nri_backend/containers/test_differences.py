@@ -51,7 +51,7 @@ def test_claimed_cpus_must_be_exact_but_a_parent_may_narrow_the_pool(
 
 
 @pytest.mark.parametrize(("seen", "wanted"), [("0-1,4-5", "0-1"), ("4-7", "0-3"), ("2", None)])
-def test_a_lazy_member_leaves_other_cpus_and_gains_none(seen: str, wanted: str | None) -> None:
+def test_a_lazy_pool_member_leaves_cpus_outside_the_pool_and_gains_none(seen: str, wanted: str | None) -> None:
     """A container in a lazily growing pool keeps those of its CPUs that are in the pool. If none remain, it gets the
     whole pool.
     """

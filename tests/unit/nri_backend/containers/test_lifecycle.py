@@ -66,7 +66,7 @@ def test_every_phase_is_in_exactly_one_group() -> None:
 
 
 @pytest.mark.parametrize(("phase", "event"), list(product(sorted(OCCUPYING, key=lambda one: one.name), Event)))
-def test_a_container_occupies_its_cpus_until_the_kernel_shows_its_end(phase: Phase, event: Event) -> None:
+def test_a_container_occupies_its_cpus_until_the_kernel_shows_that_it_exited(phase: Phase, event: Event) -> None:
     """A start that returns the container to STARTING is an exception, because the new process has not run yet."""
     after = TRANSITIONS[phase][event]
     assert after in OCCUPYING or event in KERNEL_SHOWS_NO_PROCESS or (after, event) == (Phase.STARTING, Event.START)
@@ -91,7 +91,7 @@ def test_a_repeated_runtime_event_does_not_change_the_phase(events: list[Event],
 @pytest.mark.parametrize(
     ("events", "phases"),
     [
-        pytest.param("CREATE START APPLIED STOP EMPTY", "CREATED STARTING RUNNING ENDING STOPPED", id="whole life"),
+        pytest.param("CREATE START APPLIED STOP EMPTY", "CREATED STARTING RUNNING ENDING STOPPED", id="full lifecycle"),
         pytest.param("CREATE STOP REMOVE", "CREATED STOPPED ABSENT", id="never started"),
         pytest.param("CREATE START START_REJECTED", "CREATED STARTING ABSENT", id="rejected start"),
         pytest.param("LIST_RUNNING REMOVE EMPTY", "RUNNING LINGERING ABSENT", id="removed before it ended"),

@@ -126,7 +126,7 @@ def test_a_pods_limits_are_not_lowered_while_a_claim_record_is_lost() -> None:
     assert raised_files(state) == {}
 
 
-def test_an_unknown_memory_claim_prevents_lowering_in_all_cgroups_above_it() -> None:
+def test_limits_above_a_container_with_an_unknown_memory_claim_are_not_lowered() -> None:
     """The protection that the claim needs in the cgroups above its pod is unknown too."""
     lost, known = memory_record("m1", ("m", 0, TWO, TWO)), memory_record("m2", ("m", 0, TWO, TWO), pods=("p2",))
     state = node(known)

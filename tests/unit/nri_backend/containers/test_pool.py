@@ -109,7 +109,7 @@ def test_a_claim_is_held_unless_the_kernel_enforces_it(
     assert result.constant == (mode == "auto" and not held)
 
 
-def test_a_pool_only_of_partition_cpus_is_not_used_while_a_claim_is_held() -> None:
+def test_a_pool_of_only_partition_cpus_is_not_used_while_a_claim_is_held() -> None:
     """If all of the pool's CPUs were in partitions, the kernel would give the pool's members their parent's CPUs, which
     include the CPUs held for claims.
     """

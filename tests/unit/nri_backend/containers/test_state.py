@@ -52,7 +52,7 @@ def ids(found: list[Tracked]) -> list[str]:
     return sorted(tracked.id for tracked in found)
 
 
-def test_a_claims_cpus_leave_the_pool_with_its_record_and_return_without_it() -> None:
+def test_a_claims_cpus_are_outside_the_pool_while_its_record_exists() -> None:
     """Only the record matters, since no container uses the claim yet."""
     state = node()
     assert state.pool.shared == set(range(1, 8))
@@ -267,7 +267,7 @@ def test_a_container_that_is_listed_in_two_pods_is_tracked_once() -> None:
     assert (state.containers.of_pod("p1"), state.containers.of_pod("p2"), misplaced(state)) == ([], [], [])
 
 
-def test_an_init_containers_claim_passes_to_the_next_container_after_its_end() -> None:
+def test_an_exited_init_containers_claim_passes_to_the_next_container() -> None:
     """The pod's next container then owns the claim, even if the record still names the init container as its owner."""
     owned = ONE.model_copy(update={"owner": Owner(pod_uid="p1", container="init")})
     for record in (ONE, owned):
@@ -283,7 +283,7 @@ def test_an_init_containers_claim_passes_to_the_next_container_after_its_end() -
         assert "container main" in late.rejection.text
 
 
-def test_containers_absent_from_a_snapshot_are_kept_until_the_kernel_shows_their_end() -> None:
+def test_containers_absent_from_a_snapshot_are_kept_until_they_have_exited() -> None:
     """The runtime may have forgotten a container whose process is still running. Such a container keeps its claim."""
     state = node(ONE)
     claim = started(state, "old", *env_of(ONE), cpus="2-3")

@@ -138,7 +138,7 @@ def test_settings_are_applied_to_cruns_sub_cgroup(tree: KernelTree) -> None:
     assert hugetlb(tree, f"{CGROUP}/container") == limits(TWO, 0)
 
 
-def test_a_file_that_cannot_be_read_is_part_of_the_outcome(tree: KernelTree) -> None:
+def test_a_file_that_cannot_be_read_is_reported_in_the_outcome(tree: KernelTree) -> None:
     """No exception is raised, so the audit continues with other containers."""
     tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
     assert run(tree, cpuset("2-3")).left

@@ -97,7 +97,7 @@ async def test_the_audit_repairs_more_containers_and_pods_than_fit_into_one_job(
         await node.enforcer._auditor.audit(full=True)
 
 
-async def test_a_standby_follows_containers_and_writes_nothing(memory: Path) -> None:
+async def test_a_standby_tracks_containers_but_writes_nothing(memory: Path) -> None:
     """The standby answers hooks without changing anything. When it becomes active, its first audit applies
     everything.
     """
@@ -137,7 +137,7 @@ async def test_a_standby_uses_the_limit_from_the_last_update(memory: Path, befor
         assert (node.quota(path), node.quota(POD)) == (shown, str(of_pod))
 
 
-async def test_an_update_is_kept_that_arrives_while_an_instance_becomes_active(memory: Path) -> None:
+async def test_an_update_that_arrives_while_an_instance_becomes_active_is_kept(memory: Path) -> None:
     """The enforcement records are read in threads. Meanwhile, the runtime reports a resize to this instance only."""
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
@@ -182,7 +182,7 @@ async def test_a_created_claim_container_without_a_cgroup_is_not_stopped(node: N
     assert node.reports["claim"].state == "running"
 
 
-async def test_containers_that_started_without_an_instance_are_moved_after_synchronizing(node: Node) -> None:
+async def test_containers_started_while_no_instance_ran_are_moved_on_synchronization(node: Node) -> None:
     """The returned updates, with claim containers first, correct the values that the runtime has stored."""
     node.claim(ONE)
     env = env_of(ONE)
@@ -272,7 +272,7 @@ async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Pat
         await node.create("plain")
 
 
-async def test_an_unreadable_ending_container_does_not_stop_the_audit(node: Node) -> None:
+async def test_an_ending_container_that_cannot_be_read_does_not_stop_the_audit(node: Node) -> None:
     """The backend has no free file descriptor (EMFILE). The container is reported as stopped once the kernel shows that
     it has exited.
     """
@@ -476,7 +476,7 @@ async def test_without_claims_there_is_a_tick_every_six_seconds(memory: Path) ->
         assert next_tick(node) <= TICK_SECONDS
 
 
-async def test_a_claim_without_its_record_keeps_the_ticks_frequent(memory: Path) -> None:
+async def test_the_ticks_stay_frequent_while_a_claim_in_use_has_no_record(memory: Path) -> None:
     """The claim's container uses the CPUs until it exits, so until then the audit must keep moving other containers off
     them.
     """

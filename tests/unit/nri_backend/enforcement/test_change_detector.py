@@ -55,7 +55,7 @@ async def test_unchanged_files_are_compared_but_not_parsed_again(memory: Path) -
     assert [node.kernel.get(path, "hugetlb.2MB.max") for path in (claim, above)] == [str(64 * MI)] * 2
 
 
-async def test_an_audit_of_all_containers_reads_only_changed_files_except_every_read_seconds(memory: Path) -> None:
+async def test_an_audit_of_all_containers_reads_unchanged_files_only_every_read_seconds(memory: Path) -> None:
     node = Node(memory, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)

@@ -124,7 +124,7 @@ def _huge(limit: int) -> dict[str, str]:
 
 
 CASES = {
-    "hugepages, nothing requested": (
+    "no hugepages requested": (
         ClaimPod({"work": {}, "side": {}}, {"work": (PAGES,)}),
         {"work": _huge(64 * MI), "side": {RESERVABLE: "0"}, "pod": {HUGE: str(64 * MI)}},
     ),
@@ -143,15 +143,15 @@ CASES = {
         ClaimPod({"work": {}}, {"init": (PAGES,), "work": (PAGES,)}, init={"init": {}}),
         {"init": _huge(64 * MI), "work": _huge(64 * MI), "pod": {HUGE: str(64 * MI)}},
     ),
-    "CPUs, as many as the limit": (
+    "CPU limit equal to the claim": (
         ClaimPod({"work": {"cpu": "2", "memory": "1Gi"}, "side": {"cpu": "1", "memory": "1Gi"}}, {"work": (CPUS,)}),
         {"work": {"cpu.max": "max"}, "side": {"cpu.max": "100000"}, "pod": {"cpu.max": "500000"}},
     ),
-    "CPUs, a small limit as well": (
+    "CPU limit below the claim": (
         ClaimPod({"work": {"cpu": "500m"}}, {"work": (CPUS,)}),
         {"work": {"cpu.max": "max"}, "pod": {"cpu.max": "250000"}},
     ),
-    "CPUs, no limit": (
+    "no CPU limit": (
         ClaimPod({"work": {}, "side": {"cpu": "1"}}, {"work": (CPUS,)}),
         {"work": {"cpu.max": "max"}, "side": {"cpu.max": "100000"}, "pod": {"cpu.max": "max"}},
     ),

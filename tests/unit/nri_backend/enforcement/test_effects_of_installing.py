@@ -70,7 +70,7 @@ async def installed(
 
 
 @pytest.mark.parametrize("partitions", [True, False])
-async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool, tmp_path: Path) -> None:
+async def test_without_reserved_cpus_and_the_guard_no_cgroup_is_written(partitions: bool, tmp_path: Path) -> None:
     """Without reserved CPUs and without the guard, the installation has the fewest effects: the backend writes to no
     cgroup. In pool mode, the runtime stores the list of all CPUs for each container.
     """
@@ -160,7 +160,7 @@ async def test_memory_claims_set_the_limits_of_their_container_and_pod(tmp_path:
 
 
 @pytest.mark.parametrize("partitions", [True, False])
-async def test_an_update_undoes_settings(partitions: bool, tmp_path: Path) -> None:
+async def test_an_update_reverts_reserved_cpus_but_keeps_the_guards_limits(partitions: bool, tmp_path: Path) -> None:
     """If reservedCPUs is removed, running containers get all CPUs back. The guard's limits remain until the containers
     restart.
     """

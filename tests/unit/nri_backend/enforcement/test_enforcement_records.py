@@ -60,7 +60,7 @@ def test_a_damaged_record_raises_a_contract_error(change: dict[str, object]) -> 
         parse_enforcement_record("ab12.json", data)
 
 
-def test_a_file_that_cannot_be_removed_does_not_protect_other_records(
+def test_a_file_that_cannot_be_removed_does_not_prevent_the_removal_of_others(
     store: EnforcementRecords, tmp_path: Path
 ) -> None:
     """A stray directory is among the records of removed containers. The other records are still removed."""

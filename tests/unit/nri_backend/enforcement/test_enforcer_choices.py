@@ -36,7 +36,7 @@ async def test_the_guard_sets_reservations_to_zero_for_containers_without_hugepa
         await node.until(lambda: reservable(node, sibling) == ["0", "0"])
 
 
-async def test_with_partitions_starting_a_container_without_claims_needs_no_thread(memory: Path) -> None:
+async def test_in_partition_mode_a_container_without_claims_starts_without_a_thread(memory: Path) -> None:
     """The guard's two files are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")

@@ -61,7 +61,9 @@ async def test_the_pods_cpu_limit_is_restored_after_the_last_claim_container(nod
 
 
 @pytest.mark.parametrize("reported", [False, True], ids=["found by the audit", "reported by RemoveContainer"])
-async def test_the_pods_limit_is_restored_when_the_claims_last_process_ends(node: Node, reported: bool) -> None:
+async def test_the_pods_limit_is_restored_when_the_claim_containers_last_process_exits(
+    node: Node, reported: bool
+) -> None:
     """The claim raises the pod's limit until the last process of the claim's container has exited. The limit is then
     restored without waiting for the comparison of all pods' limits, which runs only every 60 s.
     """

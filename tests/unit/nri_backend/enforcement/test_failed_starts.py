@@ -127,7 +127,7 @@ async def test_a_creation_does_not_wait_for_the_cpus_of_a_record_that_has_disapp
 
 
 @pytest.mark.parametrize("hook", ["create", "start"])
-async def test_a_hook_is_rejected_if_the_claimed_cpus_go_offline_in_the_meantime(node: Node, hook: str) -> None:
+async def test_a_container_is_rejected_if_its_claimed_cpus_go_offline_during_the_hook(node: Node, hook: str) -> None:
     """The CPUs were online when the hook began. Without a second check at the end of the hook, the container would run
     in the pool.
     """
@@ -206,8 +206,8 @@ async def test_a_claim_container_whose_start_timed_out_is_killed(node: Node) -> 
     await node.until(lambda: node.reports["claim"].state == "stopped")
 
 
-async def test_a_container_that_outlives_its_kill_occupies_only_the_cpus_that_the_kernel_shows(node: Node) -> None:
-    """The container's start timed out, and a process in uninterruptible sleep outlives the kill."""
+async def test_a_container_that_survives_a_kill_occupies_only_its_effective_cpus(node: Node) -> None:
+    """The container's start timed out, and a process in uninterruptible sleep survives the kill."""
     stored, _ = await node.create("slow", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     await start_until_deadline(node, stored)

@@ -122,7 +122,7 @@ async def test_a_problem_from_before_the_start_does_not_fail_the_start(node: Nod
         ("memory", memory_record("m1", ("m", 1, 64 * MI, 4096), m={"protect": "min"})),
     ],
 )
-async def test_a_missing_controller_rejects_only_claims_that_need_it(
+async def test_only_claims_that_need_a_missing_controller_are_rejected(
     node: Node, controller: str, record: AllocationRecord
 ) -> None:
     """The error names the controller and cgroup.subtree_control."""
@@ -290,7 +290,7 @@ async def test_a_removed_container_keeps_its_cpus_while_one_of_its_processes_run
 
 
 @pytest.mark.parametrize(("reserved", "expected"), [("0", "0"), ("", "0-1,4-7")])
-async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
+async def test_the_drivers_own_pod_is_never_rejected_and_runs_on_unclaimed_cpus(
     memory: Path, reserved: str, expected: str
 ) -> None:
     """The driver's pod gets the reserved CPUs, or the pool if none are reserved. Claim variables in its environment do
@@ -308,7 +308,7 @@ async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
         assert [tracked.kind for tracked in node.enforcer.state].count("driver") == 1
 
 
-async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_pods_cgroup(memory: Path) -> None:
+async def test_the_drivers_own_pod_is_moved_off_claimed_cpus_through_the_pods_cgroup(memory: Path) -> None:
     """Because of the nsdelegate mount option, the kernel denies writes to the cgroup of the backend's own container.
     Claim containers still start.
     """
@@ -398,9 +398,7 @@ async def test_a_standby_rejects_starting_a_claim_container_that_is_not_pinned(m
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("claim", ["unpinned", "of another pod"])
-async def test_an_instance_with_the_lock_rejects_claims_before_it_enforces(
-    memory: Path, first: bool, claim: str
-) -> None:
+async def test_a_lock_holder_rejects_claims_until_it_enforces_them(memory: Path, first: bool, claim: str) -> None:
     """The previous holder of the lock has exited, so no instance that the runtime calls later could pin or reject the
     container.
     """

@@ -74,7 +74,7 @@ async def test_an_update_with_a_cpuset_shows_a_static_manager(tmp_path: Path) ->
         assert pins(node) == ["cpu"], "an update contains only the values that change"
 
 
-async def test_this_plugins_own_answers_show_no_static_manager(tmp_path: Path) -> None:
+async def test_this_plugins_own_answers_are_not_evidence_of_a_static_manager(tmp_path: Path) -> None:
     """The runtime stores the answers and includes them in its Synchronize call."""
     async with enforcing(Node(tmp_path)) as node:
         env = (*node.claim(cpu_record("c1", "cpus=2-3")), *node.claim(memory_record("m1", ("m", 1, 1 << 20, 4096))))
@@ -116,7 +116,7 @@ async def test_static_managers_are_known_after_a_restart(tmp_path: Path) -> None
         await restarted.until(lambda: "plain" not in (tmp_path / PINS).read_text())
 
 
-async def test_pins_are_not_lost_while_descriptors_are_short(tmp_path: Path) -> None:
+async def test_pins_are_not_lost_while_no_file_descriptor_is_free(tmp_path: Path) -> None:
     """The runtime lists its containers again once the file can be read."""
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "guaranteed", cpus="1-2", mems="0")
@@ -132,7 +132,7 @@ async def test_pins_are_not_lost_while_descriptors_are_short(tmp_path: Path) -> 
         assert pins(restarted) == ["cpu", "memory"]
 
 
-async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: Path) -> None:
+async def test_static_managers_are_known_after_a_takeover(tmp_path: Path) -> None:
     """During a rollout, the new instance is synchronized before the old one has been called for the last container."""
     successor = Node(tmp_path)
     async with enforcing(Node(tmp_path)) as node:

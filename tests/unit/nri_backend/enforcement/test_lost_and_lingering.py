@@ -131,7 +131,7 @@ async def test_a_leftover_process_is_moved_back_if_another_process_changed_its_c
         await node.until(lambda: node.cpus(left) == before)
 
 
-async def test_an_ended_containers_partition_is_not_repaired(memory: Path) -> None:
+async def test_a_stopped_containers_partition_is_not_repaired(memory: Path) -> None:
     """The container's cgroup may be removed at any moment (docs/adr/0029). Remaining processes stay on the container's
     CPUs, in a cgroup that is a member instead of a partition.
     """
@@ -165,9 +165,7 @@ async def overlap(node: Node, db: str, sibling: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["the last process ends", "the cgroup is removed"])
-async def test_the_pool_excludes_an_ended_containers_cpus_if_its_partition_is_invalidated(
-    memory: Path, end: str
-) -> None:
+async def test_the_pool_excludes_a_stopped_containers_cpus_if_its_partition_is_invalid(memory: Path, end: str) -> None:
     """One of the container's processes is still running. The kernel returns the CPUs to all other cgroups, but in this
     test no event reports the change.
 
@@ -268,7 +266,7 @@ async def test_a_restarted_container_waits_for_its_predecessor_whose_partition_w
         assert node.partition(await node.run("again", *env_of(ONE))) == "root"
 
 
-async def test_an_ended_containers_invalid_partition_becomes_a_member_after_a_restart(memory: Path) -> None:
+async def test_a_lingering_containers_invalid_partition_becomes_a_member_on_restart(memory: Path) -> None:
     """The kernel invalidated the partition while no backend was running."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
@@ -280,7 +278,7 @@ async def test_an_ended_containers_invalid_partition_becomes_a_member_after_a_re
         assert restarted.cpus(db) == "2-3"
 
 
-async def test_a_standby_does_not_touch_an_ended_containers_invalid_partition(memory: Path) -> None:
+async def test_a_standby_does_not_touch_a_stopped_containers_invalid_partition(memory: Path) -> None:
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
     standby = Node(memory, tree=lambda _: node.kernel)
@@ -304,7 +302,7 @@ async def test_a_start_does_not_wait_for_the_next_tick_once_the_last_process_has
         assert node.cpus(claim) == "2-3"
 
 
-async def test_a_standby_that_is_called_first_learns_the_active_instances_answer_at_the_start(memory: Path) -> None:
+async def test_a_standby_called_before_the_active_instance_gets_the_answer_on_start(memory: Path) -> None:
     """The kubelet's limit is 64 MiB, and the claim is for 32 MiB. The limit is still 96 MiB after the hand-over."""
     standby = Node(memory)
     async with enforcing(Node(memory)) as active:
@@ -395,7 +393,7 @@ async def test_a_container_first_seen_while_the_cgroup_tree_is_hidden_keeps_its_
         assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", POOL)
 
 
-async def test_a_container_whose_cgroup_reappears_is_enforced_again(memory: Path) -> None:
+async def test_a_claim_is_enforced_again_after_its_containers_cgroup_reappears(memory: Path) -> None:
     """The container's cgroup was hidden for a moment, and its claim file was removed during that time."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
@@ -426,7 +424,7 @@ async def test_an_unreadable_sub_cgroup_does_not_hide_the_containers_cpus(memory
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
 
 
-async def test_variables_that_the_answer_added_do_not_exceed_the_limit(memory: Path) -> None:
+async def test_a_container_keeps_its_claims_if_the_answers_variables_exceed_the_limit(memory: Path) -> None:
     """The container has the maximum number of variables and, after a restart, also the variables that the answer has
     added.
     """

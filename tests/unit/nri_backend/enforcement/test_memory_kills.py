@@ -338,8 +338,12 @@ _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
 @pytest.mark.parametrize(
     "readings",
     [
-        pytest.param([(0, {"a": 0, "b": 0}, "", {}), (1, {"b": 0}, "a", {"a": 1}), (1, {"b": 0}, "b", {})], id="ended"),
-        pytest.param([(1, {"b": 1}, "a", {"b": 1}), (3, {"b": 2}, "c", {"b": 1, "c": 1})], id="of a sibling"),
+        pytest.param(
+            [(0, {"a": 0, "b": 0}, "", {}), (1, {"b": 0}, "a", {"a": 1}), (1, {"b": 0}, "b", {})], id="exited"
+        ),
+        pytest.param(
+            [(1, {"b": 1}, "a", {"b": 1}), (3, {"b": 2}, "c", {"b": 1, "c": 1})], id="sibling of an exited container"
+        ),
         pytest.param(
             [
                 (0, {"a": 0, "b": 0, "c": 0, "new": None}, "", {}),
@@ -348,7 +352,7 @@ _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
                 (2, {"b": None, "c": None}, "", {}),
                 (2, {"b": None, "c": None}, "c", {"c": 1}),
             ],
-            id="gone before the runtime reports it; of two the runtime reports which",
+            id="gone before the report, alone and with another container",
         ),
         pytest.param(
             [
@@ -362,7 +366,7 @@ _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
         pytest.param([(0, {"a": 0, "b": 0}, "", {}), (1, {"b": None}, "", {"b": 1})], id="removed without a report"),
     ],
 )
-def test_kills_are_attributed_by_counts_and_ends(readings: list[_Reading]) -> None:
+def test_kills_are_attributed_by_the_containers_counts_and_exits(readings: list[_Reading]) -> None:
     """If possible, a kill is attributed on the basis of the containers' own counts. Otherwise it is attributed to the
     container that has just exited or, if none has, to the only container that is gone.
     """

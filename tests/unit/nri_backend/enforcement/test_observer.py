@@ -158,7 +158,7 @@ async def test_hooks_change_nothing_and_refuse_claims(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["damaged record", "other pod"])
-async def test_a_claim_with_a_file_is_refused_even_if_its_record_allows_nothing(tmp_path: Path, fault: str) -> None:
+async def test_a_claim_with_a_file_is_refused_even_if_its_record_grants_no_cpus(tmp_path: Path, fault: str) -> None:
     """Otherwise, the container would run on other containers' CPUs. If a container names only a claim that has no file,
     the container starts.
     """

@@ -35,7 +35,7 @@ async def advance(node: Node, seconds: int = 70) -> None:
     await node.until(lambda: node.ahead >= end)
 
 
-async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
+async def test_shared_and_unshared_claims_in_one_container_are_enforced_by_the_pool(tmp_path: Path) -> None:
     """A container with both kinds of claim cannot be a partition. All other containers leave both claims' CPUs."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
@@ -141,7 +141,7 @@ async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_part
         assert (restarted.partition(first), restarted.kernel.get(first, "cpuset.cpus")) == ("member", "1,4-7")
 
 
-async def test_an_attempt_that_is_listed_next_to_a_running_one_does_not_get_its_claims(tmp_path: Path) -> None:
+async def test_an_attempt_that_is_listed_as_created_does_not_get_a_running_ones_claims(tmp_path: Path) -> None:
     """The kubelet runs only one instance of a container at a time. If the instance from the first attempt got the
     claims, it would break the partition of the second one.
     """
@@ -200,7 +200,7 @@ async def test_siblings_avoid_an_orphans_cpus(tmp_path: Path) -> None:
         assert (node.partition(db), node.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
 
 
-async def test_a_partition_keeps_its_cpus_without_record_and_enforcement_record(tmp_path: Path) -> None:
+async def test_a_partition_keeps_its_cpus_if_all_its_records_are_lost(tmp_path: Path) -> None:
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         record = cpu_record("c1", "r=2-3")
         sidecar = await node.run("sidecar", name="sidecar")
@@ -345,7 +345,7 @@ async def slow(root: Path) -> AsyncIterator[Node]:
         yield node
 
 
-async def test_a_fallback_is_stored_even_if_each_attempt_is_skipped(tmp_path: Path) -> None:
+async def test_a_fallback_is_stored_even_if_each_partition_attempt_is_skipped(tmp_path: Path) -> None:
     """A sibling has broken the partition. Until the fallback is known, the pool contains the claim's CPUs."""
     async with slow(tmp_path) as node:
         await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
@@ -398,7 +398,7 @@ def test_partition_support_is_remembered_if_a_later_check_fails(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_standby_knows_the_active_instances_partitions(tmp_path: Path, first: bool) -> None:
+async def test_a_standby_recognizes_the_active_instances_partitions(tmp_path: Path, first: bool) -> None:
     """The runtime may call the standby before or after the active instance.
 
     The partitions' CPUs are in the pool, and a container with a mixed claim may use the pool in addition to its own

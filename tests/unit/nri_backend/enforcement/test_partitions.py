@@ -164,9 +164,7 @@ async def test_a_restarted_instance_recognizes_existing_partitions(tmp_path: Pat
 
 
 @pytest.mark.parametrize("end", ["stopped", "not listed any more"])
-async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforcement_record(
-    tmp_path: Path, end: str
-) -> None:
+async def test_a_lingering_partition_keeps_its_cpus_if_all_its_records_are_lost(tmp_path: Path, end: str) -> None:
     """Only the kernel shows the partition's CPUs. One of the container's processes is still running after the runtime
     has reported the container's exit.
     """
@@ -227,7 +225,7 @@ async def test_an_ended_partitions_exclusive_cpus_are_released_for_the_next_one(
         assert node.kernel.get(TOP, EXCLUSIVE) == "2-3"
 
 
-async def test_an_invalid_partition_is_repaired_after_its_cause(tmp_path: Path) -> None:
+async def test_an_invalid_partition_is_repaired_after_its_cause_has_been_removed(tmp_path: Path) -> None:
     """The sibling is moved first, and then the partition is set to member before it is set to root.
 
     Otherwise, the kernel would move the container to other CPUs.

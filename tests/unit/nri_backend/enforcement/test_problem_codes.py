@@ -39,7 +39,7 @@ def codes(node: Node) -> set[BackendCode | None]:
         (errno.EBUSY, BackendCode.CGROUP_FILE_REFUSED),
     ],
 )
-async def test_a_container_whose_cpus_the_kernel_denies_has_the_errors_code(
+async def test_a_cpuset_write_that_the_kernel_denies_has_the_code_of_the_error(
     node: Node, number: int, code: BackendCode
 ) -> None:
     """If a claim container is being started, it is rejected with the code. If it is already running, a problem with the
@@ -59,7 +59,7 @@ async def test_a_container_whose_cpus_the_kernel_denies_has_the_errors_code(
     assert node.reports["running"].refused_code == ""
 
 
-async def test_a_file_that_ignores_a_write_is_a_setting_that_was_not_applied(node: Node) -> None:
+async def test_a_write_without_effect_has_the_code_for_settings_that_were_not_applied(node: Node) -> None:
     """The kernel returns no error, so there is no error-specific code."""
     path = await node.run("claim", *node.claim(ONE))
     above = path.rpartition("/")[0]

@@ -53,7 +53,7 @@ class CountingExecutor(ThreadPoolExecutor):
         return super().submit(*args, **kwargs)
 
 
-async def test_the_ends_of_many_containers_are_read_in_one_thread(tmp_path: Path) -> None:
+async def test_one_thread_reads_whether_many_containers_have_exited(tmp_path: Path) -> None:
     """Synchronize waits for these reads. Switching to a thread takes 20 times as long as a single read."""
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState()
     for number in range(20):

@@ -73,7 +73,7 @@ async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restar
         assert await pool_after_restart(memory, ("evil", forged, "p9"), ("web", (), "p2")) == "1,2,3,4,5,6,7"
 
 
-async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Path) -> None:
+async def test_a_claim_restored_after_a_restart_shares_its_record_with_the_claim_file(memory: Path) -> None:
     """Otherwise, a second copy of each claim would be computed after every runtime restart and kept in memory."""
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
@@ -176,7 +176,7 @@ async def test_a_container_starts_even_if_its_enforcement_record_cannot_be_writt
         await node.until(lambda: list(records.iterdir()) == [])
 
 
-async def test_writing_one_enforcement_record_does_not_end_another_ones_problem(memory: Path) -> None:
+async def test_writing_an_enforcement_record_does_not_clear_another_records_problem(memory: Path) -> None:
     """Starting a container writes only the container's own record."""
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records/claim.json").mkdir(parents=True)
@@ -232,7 +232,7 @@ async def test_an_instance_becomes_active_once_its_records_can_be_read(memory: P
         assert standby.enforcer.state.pool.held == {2, 3}
 
 
-async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path) -> None:
+async def test_enforced_claims_are_known_after_a_takeover(memory: Path) -> None:
     """The standby was called when the container started. The claim file was removed before the hand-over."""
     standby = Node(memory)
     standby.stored = Resources(cpus="2-3")
@@ -323,7 +323,7 @@ async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: i
         return node.kernel.get(path, "hugetlb.2MB.max")
 
 
-async def test_a_container_created_during_a_record_cleanup_is_recorded_as_answered(memory: Path) -> None:
+async def test_a_creation_during_a_record_cleanup_is_recorded_as_answered(memory: Path) -> None:
     """The cleanup uses an older container list. After a restart, the claim is not added a second time."""
     async with enforcing(Node(memory, records=SlowRecords)) as node:
         env = node.claim(HUGE)

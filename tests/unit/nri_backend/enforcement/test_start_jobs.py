@@ -71,7 +71,7 @@ async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_block_a_parti
         assert (node.partition(path), node.cpus(sidecar)) == ("root", "0")
 
 
-async def test_the_kernel_is_asked_even_if_the_last_audit_saw_other_cpus(memory: Path) -> None:
+async def test_a_start_reads_effective_cpus_that_have_changed_since_the_last_audit(memory: Path) -> None:
     """The last audit saw the container on fewer CPUs than the audit before it, because the CPUs of an ancestor of the
     container's cgroup had been reduced in between. They have since been restored.
     """

@@ -283,7 +283,7 @@ async def test_hooks_overtake_waiting_audit_jobs(hanging: HangingSteps) -> None:
     assert worker.free
 
 
-@pytest.mark.parametrize("in_turn", [False, True], ids=["waiting", "in-turn"])
+@pytest.mark.parametrize("in_turn", [False, True], ids=["in the queue", "about to begin"])
 async def test_a_cancelled_caller_does_not_block_the_worker(hanging: HangingSteps, in_turn: bool) -> None:
     """The caller is cancelled while it waits in the queue, or after its turn has come but before it could begin."""
     worker = CgroupWorker(lambda: None)

@@ -59,7 +59,7 @@ def interrupts(tree: IrqTree, interval_seconds: float = 60.0, originals: str = "
     )
 
 
-def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTree) -> None:
+def test_interrupts_leave_claimed_cpus_and_get_their_original_affinities_back(tree: IrqTree) -> None:
     """The same applies to the default affinity and to unbound workqueues. A managed interrupt's affinity is written
     only once, and that of an unused interrupt is never written.
     """
@@ -80,7 +80,7 @@ def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTre
     assert not (tree.root / "interrupts.json").exists()
 
 
-def test_a_temporarily_unmovable_interrupt_gets_its_original_back(tree: IrqTree) -> None:
+def test_a_temporarily_unmovable_interrupt_gets_its_original_affinity_back(tree: IrqTree) -> None:
     """The kernel temporarily rejects writes for two interrupts: for 25 while its only CPU is offline, and for 24 while
     there is no free vector.
     """
@@ -99,7 +99,7 @@ def test_a_temporarily_unmovable_interrupt_gets_its_original_back(tree: IrqTree)
     assert not (tree.root / "interrupts.json").exists()
 
 
-def test_an_interrupt_that_cannot_be_read_keeps_its_original(tree: IrqTree) -> None:
+def test_an_interrupt_that_cannot_be_read_keeps_its_stored_affinity(tree: IrqTree) -> None:
     """Reading /proc/self/mem at offset 0 fails with EIO. The next pass can read the interrupt's affinity again."""
     before = tree.all_affinities()
     evict(interrupts(tree), vacate(2, 3), frozenset())

@@ -88,7 +88,7 @@ def run(current: dict[str, Cpus], originals: Originals, claimed_cpus: Cpus, writ
 
 
 @given(st.fixed_dictionaries(dict.fromkeys("abc", some)), steps())
-def test_every_original_is_finally_restored(
+def test_every_original_affinity_is_eventually_restored(
     first: Affinities, history: list[tuple[Cpus, dict[str, Cpus], int]]
 ) -> None:
     """Whatever is claimed and whenever a pass is killed, each movable object ends up as it would be without the

@@ -49,7 +49,7 @@ def both_cpusets(tree: KernelTree) -> tuple[str, str]:
     return tree.get("system.slice", "cpuset.cpus"), tree.get("init.scope", "cpuset.cpus")
 
 
-def test_slices_leave_claimed_cpus_and_get_their_originals_back(tree: KernelTree) -> None:
+def test_slices_leave_claimed_cpus_and_get_their_original_cpus_back(tree: KernelTree) -> None:
     """A confined slice stays within its own CPU list. An empty list is restored as the list of all possible CPUs."""
     assert evict_from(tree, 2, 3).moved == {"system.slice", "init.scope"}
     assert both_cpusets(tree) == ("0-1,4-7", "0-1")

@@ -256,7 +256,7 @@ def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
     assert all(made[file].met_by(None) and not made[file].met_by(6) for file in hugepage_files(TWO))
 
 
-def test_a_missing_file_is_planned_only_for_a_needed_raise() -> None:
+def test_a_plan_contains_a_missing_file_only_if_a_raise_is_needed() -> None:
     """If a raise is needed, the plan includes its missing file, so that the next read reports the file as missing. If
     the raise is not needed, a missing file is skipped.
     """

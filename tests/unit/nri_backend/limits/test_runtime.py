@@ -27,12 +27,12 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.s
         (7, 10_000, CpuLimit(7, 10_000)),
     ],
 )
-def test_a_quota_is_stated_with_its_period(quota: int | None, period: int | None, limit: CpuLimit | None) -> None:
+def test_a_quota_is_parsed_with_its_period(quota: int | None, period: int | None, limit: CpuLimit | None) -> None:
     """If the quota is missing or -1, there is no CPU limit. The default period is 100 ms."""
     assert parse_limits(Resources(cpu_quota=quota, cpu_period=period)) == RuntimeLimits(cpu=limit)
 
 
-def test_hugepage_limits_are_stated_by_page_size() -> None:
+def test_hugepage_limits_are_parsed_by_page_size() -> None:
     """The runtime writes page sizes as 2MB or 1GB. Unknown page sizes are left out."""
     assert parse_limits(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == RuntimeLimits({TWO: 5, GIGA: 0})
 
@@ -122,6 +122,6 @@ def test_arbitrary_input_never_leads_outside_the_cgroup_root(text: str) -> None:
     assert ".." not in parts
 
 
-def test_the_root_slice_is_the_root() -> None:
+def test_the_root_slice_is_the_root_cgroup() -> None:
     """``-.slice`` is the root slice (systemd.slice(5))."""
     assert expand_slice("-.slice") == ""

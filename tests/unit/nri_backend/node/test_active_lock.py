@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield Run(tmp_path, stack)
 
 
-def test_the_first_instance_is_active_and_the_second_one_follows_it(run: Run) -> None:
+def test_only_the_first_instance_is_active_until_it_releases_the_lock(run: Run) -> None:
     """The file contains the holder's heartbeat, which has a fixed length. Two instances are never active at the same
     time.
     """
@@ -297,7 +297,7 @@ def test_other_data_decodes_to_none(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("age", "fresh"), [(0, True), (STALE_SECONDS, True), (STALE_SECONDS + 0.1, False), (-5, False)]
 )
-def test_a_heartbeat_is_fresh_for_stale_seconds_and_not_before_its_time(age: float, fresh: bool) -> None:
+def test_a_heartbeat_is_fresh_for_stale_seconds_unless_it_is_from_the_future(age: float, fresh: bool) -> None:
     """A heartbeat from the future was written before a reboot, since the monotonic clock restarts on each boot."""
     assert Heartbeat("one", 1000 - age, serving=True).fresh(1000) is fresh
 
@@ -348,7 +348,7 @@ async def test_a_pace_change_ends_the_wait_for_the_next_heartbeat(run: Run) -> N
 
 
 @pytest.mark.parametrize("every", ['"10"', "1.0", "61.0", "1e400", "null"])
-def test_a_heartbeat_without_a_usable_pace_counts_as_a_busy_nodes(every: str) -> None:
+def test_a_heartbeat_without_a_valid_pace_counts_as_one_from_a_busy_node(every: str) -> None:
     """Heartbeats from earlier releases contain no interval."""
     text = f'{{"instance": "a", "at": 1.0, "serving": true, "every": {every}}}'
     assert Heartbeat.decode(text.encode().ljust(HEARTBEAT_BYTES)) in (Heartbeat("a", 1.0, serving=True), None)

@@ -129,7 +129,7 @@ def test_a_file_that_appears_counts_as_a_change(tree: KernelTree, stay_open: boo
     assert cache.differing("c") == ["c"]
 
 
-def test_contents_are_comparable_only_with_the_state_in_which_they_were_read(tree: KernelTree) -> None:
+def test_files_are_comparable_only_with_the_plan_for_which_they_were_read(tree: KernelTree) -> None:
     cache = cache_of(tree, CPUS, stay_open=True)
     assert (cache.comparable({"c": 1, "d": 1}), cache.comparable({"c": 2})) == (["c"], [])
 

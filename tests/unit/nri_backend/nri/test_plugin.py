@@ -50,7 +50,7 @@ async def test_protobuf_runs_on_its_c_implementation() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "v0.12.0"])
-async def test_the_plugin_subscribes_to_events_that_every_runtime_knows(version: str) -> None:
+async def test_the_plugin_subscribes_only_to_events_that_every_runtime_supports(version: str) -> None:
     """An unknown bit makes the runtime disconnect the plugin, and an empty mask would subscribe to validation too."""
     answer = await _Rig().call("Configure", pb.ConfigureRequest(NRI_version=version))
     assert pb.ConfigureResponse.FromString(answer).events == 0x6AF

@@ -104,7 +104,7 @@ def test_only_a_response_to_an_open_call_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("streams", [(2,), (0,), (3, 3), (5, 3)])
-def test_even_used_and_descending_ids_are_invalid_arguments(streams: tuple[int, ...]) -> None:
+def test_even_reused_and_descending_stream_ids_are_invalid_arguments(streams: tuple[int, ...]) -> None:
     """A client must use odd, increasing IDs. The error is sent on the stream that the client used."""
     server = ServerConnection()
     for good in streams[:-1]:

@@ -132,7 +132,7 @@ def test_without_input_the_command_runs_containerd(dumped: str | None, tmp_path:
 
 
 @pytest.mark.parametrize("dumped", ["version = 1", "\0\x7f"])
-def test_an_invalid_dump_is_a_single_line_and_status_2(dumped: str) -> None:
+def test_an_invalid_dump_causes_a_one_line_error_and_status_2(dumped: str) -> None:
     ran = run(dumped=dumped)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
 

@@ -101,7 +101,7 @@ def test_the_plugin_can_be_required(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", [one for one in RELEASES if one not in VALIDATING])
-def test_an_update_is_demanded_for_releases_that_cannot_require_plugins(release: str) -> None:
+def test_releases_that_cannot_require_plugins_must_be_updated(release: str) -> None:
     """These releases would ignore the ``default_validator`` table, and containers would start without the plugin."""
     assert "2.2 or later" in manual_changes(as_read(dump(release)), require_plugin=True)[0]
     assert not [line for line in missing(dump(release), require_plugin=True) if "validator" in line]
@@ -109,7 +109,7 @@ def test_an_update_is_demanded_for_releases_that_cannot_require_plugins(release:
 
 
 @pytest.mark.parametrize("release", ["1.7", "2.3"])
-def test_a_disabled_plugin_is_a_manual_change(release: str) -> None:
+def test_a_disabled_plugin_requires_a_manual_change(release: str) -> None:
     """A disabled plugin has no section in the dump, and a drop-in cannot remove it from disabled_plugins."""
     document = dump(release) | {"disabled_plugins": [NRI]}
     del document["plugins"][NRI]

@@ -13,7 +13,7 @@ from tests.rigs.enforcement import Node, enforcing
 
 
 @pytest.fixture
-def blocking() -> Iterator[BlockBuster | None]:
+def no_blocking_calls() -> Iterator[BlockBuster | None]:
     """Turns any call in this project's packages that blocks the event loop into an error. The guard is off inside the
     images, because it also patches SQLite, which the images' Python does not have. Outside the images, the same tests
     run with the guard.
@@ -38,17 +38,17 @@ def blocking() -> Iterator[BlockBuster | None]:
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
+def memory_dir() -> Iterator[Path]:
     """Returns an in-memory directory, since the real cgroupfs and /run are in memory. On a disk, each file replacement
     would have to wait for the disk.
     """
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
+    tmpfs = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=tmpfs if os.access(tmpfs, os.W_OK) else None) as path:
         yield Path(path)
 
 
 @pytest.fixture
-async def node(memory: Path) -> AsyncIterator[Node]:
+async def node(memory_dir: Path) -> AsyncIterator[Node]:
     """Yields an active instance that is connected to a runtime without containers."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         yield node

@@ -30,7 +30,7 @@ from tests.rigs.containers import POD, PODS, cgroup_of, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 from tests.rigs.kernel_tree import KernelTree
 
-pytestmark = pytest.mark.usefixtures("blocking")
+pytestmark = pytest.mark.usefixtures("no_blocking_calls")
 
 ONE = cpu_record("c1", "cpus=2-3")
 
@@ -97,11 +97,11 @@ async def test_the_audit_repairs_more_containers_and_pods_than_fit_into_one_job(
         await node.enforcer._auditor.audit(full=True)
 
 
-async def test_a_standby_tracks_containers_but_writes_nothing(memory: Path) -> None:
+async def test_a_standby_tracks_containers_but_writes_nothing(memory_dir: Path) -> None:
     """The standby answers hooks without changing anything. When it becomes active, its first audit applies
     everything.
     """
-    node = Node(memory)
+    node = Node(memory_dir)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
     async with auditing(node):
@@ -122,9 +122,11 @@ async def test_a_standby_tracks_containers_but_writes_nothing(memory: Path) -> N
 
 
 @pytest.mark.parametrize(("before", "after", "shown"), [(300_000, 200_000, "max"), (200_000, 300_000, "300000")])
-async def test_a_standby_uses_the_limit_from_the_last_update(memory: Path, before: int, after: int, shown: str) -> None:
+async def test_a_standby_uses_the_limit_from_the_last_update(
+    memory_dir: Path, before: int, after: int, shown: str
+) -> None:
     """While another instance is active, a resize moves the limit above or below the claimed CPUs."""
-    node = Node(memory)
+    node = Node(memory_dir)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
     async with auditing(node):
@@ -137,9 +139,9 @@ async def test_a_standby_uses_the_limit_from_the_last_update(memory: Path, befor
         assert (node.quota(path), node.quota(POD)) == (shown, str(of_pod))
 
 
-async def test_an_update_that_arrives_while_an_instance_becomes_active_is_kept(memory: Path) -> None:
+async def test_an_update_that_arrives_while_an_instance_becomes_active_is_kept(memory_dir: Path) -> None:
     """The enforcement records are read in threads. Meanwhile, the runtime reports a resize to this instance only."""
-    node = Node(memory)
+    node = Node(memory_dir)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
     async with auditing(node):
@@ -155,11 +157,11 @@ async def test_an_update_that_arrives_while_an_instance_becomes_active_is_kept(m
 
 
 @pytest.mark.parametrize("known_by", ["listed", "started"])
-async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known_by: str) -> None:
+async def test_a_claim_container_without_a_cgroup_is_stopped(memory_dir: Path, known_by: str) -> None:
     """The runtime lists the container as running even though it has exited, or its exit was reported only to another
     instance.
     """
-    node = Node(memory)
+    node = Node(memory_dir)
     node.stored = Resources(cpus="2-3")
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.RUNNING)
     async with auditing(node):
@@ -251,19 +253,19 @@ async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_end
     assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"
 
 
-async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Path) -> None:
+async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory_dir: Path) -> None:
     """Without reserved CPUs, a container without a claim is rejected."""
     everything = cpu_record("c1", "cpus=1-7")
-    (memory / "a").mkdir()
-    node = Node(memory / "a")
+    (memory_dir / "a").mkdir()
+    node = Node(memory_dir / "a")
     await node.enforcer.activate()
     early = await node.run("early", name="early")
     node.claim(everything)
     assert node.cpus(await node.run("plain")) == "0"
     await node.enforcer.activate()
     assert node.cpus(early) == "0"
-    (memory / "b").mkdir()
-    node = Node(memory / "b", reserved="")
+    (memory_dir / "b").mkdir()
+    node = Node(memory_dir / "b", reserved="")
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=0-7"))
     with pytest.raises(
@@ -360,9 +362,9 @@ class FaultyTree(KernelTree):
         return super().read(path, name)
 
 
-async def test_an_unexpected_error_in_the_first_audit_does_not_end_the_process(memory: Path) -> None:
+async def test_an_unexpected_error_in_the_first_audit_does_not_end_the_process(memory_dir: Path) -> None:
     """Otherwise the process would exit again after each restart for as long as the cause exists."""
-    node = Node(memory, tree=FaultyTree)
+    node = Node(memory_dir, tree=FaultyTree)
     assert isinstance(node.kernel, FaultyTree)
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     one = replace(container("claim", *env), state=ContainerState.RUNNING)
@@ -378,9 +380,9 @@ async def test_an_unexpected_error_in_the_first_audit_does_not_end_the_process(m
         await node.until(lambda: not any("internal error" in problem for problem in node.enforcer.problems))
 
 
-async def test_a_full_audit_with_an_unexpected_error_is_repeated_on_the_next_tick(memory: Path) -> None:
+async def test_a_full_audit_with_an_unexpected_error_is_repeated_on_the_next_tick(memory_dir: Path) -> None:
     """Otherwise, limits would not be compared again for 60 seconds."""
-    async with enforcing(Node(memory, tree=FaultyTree)) as node:
+    async with enforcing(Node(memory_dir, tree=FaultyTree)) as node:
         assert isinstance(node.kernel, FaultyTree)
         path = await node.run("claim", *node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI))))
         node.kernel.set(path, "hugetlb.2MB.max", "0")
@@ -394,10 +396,10 @@ async def test_a_full_audit_with_an_unexpected_error_is_repeated_on_the_next_tic
 
 
 async def test_an_unexpected_error_in_the_audit_is_reported_and_logged_once(
-    memory: Path, caplog: pytest.LogCaptureFixture
+    memory_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The audit continues after the error. If the process exited instead, no hook would be answered."""
-    async with enforcing(FaultyNode(memory)) as node:
+    async with enforcing(FaultyNode(memory_dir)) as node:
         assert isinstance(node, FaultyNode)
         plain = await node.run("plain")
         node.error = KeyError("odd")
@@ -416,19 +418,21 @@ async def test_an_unexpected_error_in_the_audit_is_reported_and_logged_once(
         await node.until(lambda: not any("internal error" in p for p in node.enforcer.problems))
 
 
-async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None:
+async def test_a_replaced_claim_directory_ends_the_process(memory_dir: Path) -> None:
     """Only a new container mounts the new directory. In the current container, claims would never appear or disappear
     again.
     """
-    (memory / "mounted").mkdir()
-    held = os.open(memory / "mounted", os.O_RDONLY | os.O_DIRECTORY)  # keeps a removed directory alive, as a mount does
-    (memory / "cdi").symlink_to(f"/proc/self/fd/{held}")
+    (memory_dir / "mounted").mkdir()
+    held = os.open(
+        memory_dir / "mounted", os.O_RDONLY | os.O_DIRECTORY
+    )  # keeps a removed directory alive, as a mount does
+    (memory_dir / "cdi").symlink_to(f"/proc/self/fd/{held}")
     try:
         with pytest.RaisesGroup(DirectoryReplacedError, flatten_subgroups=True):
-            async with enforcing(Node(memory)) as node:
+            async with enforcing(Node(memory_dir)) as node:
                 path = await node.run("claim", *node.claim(ONE))
-                shutil.rmtree(memory / "mounted")
-                (memory / "mounted").mkdir()
+                shutil.rmtree(memory_dir / "mounted")
+                (memory_dir / "mounted").mkdir()
                 await node.until(lambda: not node.enforcer.state.pool.held)
         assert node.cpus(path) == "2-3"
         assert any("restarts" in problem for problem in node.enforcer.problems)
@@ -453,9 +457,9 @@ def next_tick(node: Node) -> float:
     return auditor._next.tick - auditor._deps.clock()
 
 
-async def test_without_claims_there_is_a_tick_every_six_seconds(memory: Path) -> None:
+async def test_without_claims_there_is_a_tick_every_six_seconds(memory_dir: Path) -> None:
     """As soon as a claim is prepared or a container is created, the next tick follows within two seconds."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         await node.run("plain")
         changes = await idle_node(node)
         assert next_tick(node) <= IDLE_SECONDS
@@ -476,11 +480,11 @@ async def test_without_claims_there_is_a_tick_every_six_seconds(memory: Path) ->
         assert next_tick(node) <= TICK_SECONDS
 
 
-async def test_the_ticks_stay_frequent_while_a_claim_in_use_has_no_record(memory: Path) -> None:
+async def test_the_ticks_stay_frequent_while_a_claim_in_use_has_no_record(memory_dir: Path) -> None:
     """The claim's container uses the CPUs until it exits, so until then the audit must keep moving other containers off
     them.
     """
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)
         node.unprepare(ONE)
@@ -494,9 +498,9 @@ async def test_the_ticks_stay_frequent_while_a_claim_in_use_has_no_record(memory
         assert not node.enforcer._auditor._next.idle
 
 
-async def test_a_requested_audit_is_not_delayed_by_an_idle_round(memory: Path) -> None:
+async def test_a_requested_audit_is_not_delayed_by_an_idle_round(memory_dir: Path) -> None:
     """A hook may request an audit while a round without work is still running."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         await node.run("plain")
         await idle_node(node)
         node.enforcer._auditor.request_audit()

@@ -36,9 +36,9 @@ class CountingTree(KernelTree):
         return super().read(path, name)
 
 
-async def test_unchanged_files_are_compared_but_not_parsed_again(memory: Path) -> None:
+async def test_unchanged_files_are_compared_but_not_parsed_again(memory_dir: Path) -> None:
     """The same applies to the files with the pods' limits; a node has hundreds of pods. A changed file is repaired."""
-    node = Node(memory, tree=CountingTree)
+    node = Node(memory_dir, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)
     await node.enforcer.activate()
@@ -55,8 +55,8 @@ async def test_unchanged_files_are_compared_but_not_parsed_again(memory: Path) -
     assert [node.kernel.get(path, "hugetlb.2MB.max") for path in (claim, above)] == [str(64 * MI)] * 2
 
 
-async def test_an_audit_of_all_containers_reads_unchanged_files_only_every_read_seconds(memory: Path) -> None:
-    node = Node(memory, tree=CountingTree)
+async def test_an_audit_of_all_containers_reads_unchanged_files_only_every_read_seconds(memory_dir: Path) -> None:
+    node = Node(memory_dir, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)
     await node.enforcer.activate()
@@ -77,10 +77,10 @@ async def test_an_audit_of_all_containers_reads_unchanged_files_only_every_read_
 
 
 async def test_an_audit_of_all_containers_retries_a_refused_partition_with_unchanged_files(
-    memory: Path,
+    memory_dir: Path,
 ) -> None:
     """The cause of the kernel's error may lie in another cgroup."""
-    node = Node(memory, tree=PartitionTree)
+    node = Node(memory_dir, tree=PartitionTree)
     await node.enforcer.activate()
     node.kernel.refused[TOP, EXCLUSIVE] = errno.EINVAL
     path = await node.run("claim", *node.claim(cpu_record("c1", "cpus=2-3")))
@@ -95,11 +95,11 @@ async def test_an_audit_of_all_containers_retries_a_refused_partition_with_uncha
     assert node.partition(path) == "root"
 
 
-async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memory: Path) -> None:
+async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memory_dir: Path) -> None:
     """The lists of containers that a tick audits are cached, and are recomputed only after a state change, such as the
     start of a container. The recomputed lists include that container.
     """
-    node = Node(memory)
+    node = Node(memory_dir)
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=2-3"))
     auditor, paths = node.enforcer._auditor, []
@@ -113,9 +113,9 @@ async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memor
             assert node.cpus(path) == "1,4-7"
 
 
-async def test_a_moved_container_is_not_read_again_by_the_next_tick(memory: Path) -> None:
+async def test_a_moved_container_is_not_read_again_by_the_next_tick(memory_dir: Path) -> None:
     """The move has already read back what it wrote. Only a change by another process makes the tick read the cgroup."""
-    node = Node(memory, tree=CountingTree)
+    node = Node(memory_dir, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
     await node.enforcer.activate()
@@ -132,12 +132,12 @@ async def test_a_moved_container_is_not_read_again_by_the_next_tick(memory: Path
     assert node.cpus(plain) == "1,4-7"
 
 
-async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(memory: Path) -> None:
+async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(memory_dir: Path) -> None:
     """The state stores the CPUs on which the container was last seen. If the container has to leave some of these
     CPUs, its cpuset must be written. If it only gains CPUs, the cpuset is read first, because it may already contain
     them.
     """
-    node = Node(memory, tree=CountingTree)
+    node = Node(memory_dir, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
     await node.enforcer.activate()
@@ -157,9 +157,9 @@ async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(m
     assert tree.reads == {"cpuset.cpus.effective": 2, "cpuset.cpus": 1}
 
 
-async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> None:
+async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory_dir: Path) -> None:
     """Plans that a job does not get to in time are wasted. After a fast job, the next one gets more plans again."""
-    node = Node(memory, tree=CountingTree)
+    node = Node(memory_dir, tree=CountingTree)
     tree, reconciler = node.kernel, node.enforcer.reconciler
     assert isinstance(tree, CountingTree)
     await node.enforcer.activate()
@@ -178,11 +178,11 @@ async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> N
     assert any([await plans(0.0) > 4 for _ in range(100)])
 
 
-async def test_starting_or_ending_a_container_does_not_make_the_audit_read_others(memory: Path) -> None:
+async def test_starting_or_ending_a_container_does_not_make_the_audit_read_others(memory_dir: Path) -> None:
     """The other containers' plans are unchanged: in pool mode, a claim's CPUs are held for as long as its record
     exists.
     """
-    node = Node(memory, tree=CountingTree)
+    node = Node(memory_dir, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
     await node.enforcer.activate()
@@ -202,11 +202,11 @@ async def test_starting_or_ending_a_container_does_not_make_the_audit_read_other
     assert {plain, plain.rpartition("/")[0]}.isdisjoint(tree.read_below)
 
 
-async def test_after_a_claim_ends_the_next_tick_reads_only_its_pods_limits(memory: Path) -> None:
+async def test_after_a_claim_ends_the_next_tick_reads_only_its_pods_limits(memory_dir: Path) -> None:
     """The limits that the claim raised in its pod are lowered. All other limits are compared in the periodic full
     audits.
     """
-    node = Node(memory, tree=CountingTree)
+    node = Node(memory_dir, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
     await node.enforcer.activate()
@@ -236,9 +236,9 @@ async def test_after_a_claim_ends_the_next_tick_reads_only_its_pods_limits(memor
     assert node.kernel.get(other, "hugetlb.2MB.max") == str(64 * MI)
 
 
-async def test_after_a_plan_change_containers_are_read_even_if_their_files_are_unchanged(memory: Path) -> None:
+async def test_after_a_plan_change_containers_are_read_even_if_their_files_are_unchanged(memory_dir: Path) -> None:
     """The new plan may contain different values."""
-    node = Node(memory)
+    node = Node(memory_dir)
     await node.enforcer.activate()
     await node.run("plain")
     node.claim(cpu_record("c1", "cpus=2-3"))

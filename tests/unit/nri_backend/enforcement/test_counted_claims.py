@@ -177,37 +177,39 @@ CASES = {
 @pytest.mark.parametrize(("release", "gate"), KUBELETS)
 @pytest.mark.parametrize("name", CASES)
 async def test_limits_do_not_depend_on_whether_the_kubelet_counts_claims(
-    memory: Path, name: str, release: str, gate: bool, keeps: bool
+    memory_dir: Path, name: str, release: str, gate: bool, keeps: bool
 ) -> None:
     """The limits are also the same whether or not the runtime keeps the kubelet's hugepage limits."""
     claim_pod, expected = CASES[name]
-    shown = await run_pod(memory, claim_pod, release, gate=gate, keeps=keeps)
+    shown = await run_pod(memory_dir, claim_pod, release, gate=gate, keeps=keeps)
     assert {name: {file: shown[name][file] for file in files} for name, files in expected.items()} == expected
 
 
 @pytest.mark.parametrize(("release", "gate"), KUBELETS)
-async def test_the_memory_limit_is_the_kubelets_if_the_claim_sets_none(memory: Path, release: str, gate: bool) -> None:
+async def test_the_memory_limit_is_the_kubelets_if_the_claim_sets_none(
+    memory_dir: Path, release: str, gate: bool
+) -> None:
     """A kubelet that counts claims adds the claim to the limit from the spec. The backend changes nothing."""
     claim_pod = ClaimPod({"work": {"memory": "512Mi"}}, {"work": (memory_record("m", ("memory", 0, 256 * MI, 4096)),)})
     stated = _text(pod_limits(claim_pod.document(), release, gate=gate).memory)
     assert stated == str((768 if (release, gate) == ("1.37", True) else 512) * MI)
-    shown = await run_pod(memory, claim_pod, release, gate=gate)
+    shown = await run_pod(memory_dir, claim_pod, release, gate=gate)
     assert {name: files["memory.max"] for name, files in shown.items()} == {"work": stated, "pod": stated}
 
 
-async def test_claims_are_not_added_to_a_pod_level_limit_if_the_kubelet_counts_them(memory: Path) -> None:
+async def test_claims_are_not_added_to_a_pod_level_limit_if_the_kubelet_counts_them(memory_dir: Path) -> None:
     """The author of a pod-level limit has already included the claims, so the kubelet adds nothing."""
     claim_pod = ClaimPod({"work": {}}, {"work": (CPUS, PAGES)}, pod={"cpu": "3", "hugepages-2Mi": "96Mi"})
-    shown = await run_pod(memory, claim_pod, "1.37", gate=True)
+    shown = await run_pod(memory_dir, claim_pod, "1.37", gate=True)
     assert shown["pod"] | {"memory.max": ""} == {
         "cpu.max": "300000", HUGE: str(96 * MI), RESERVABLE: str(96 * MI), "memory.max": ""
     }  # fmt: skip
 
 
-async def test_claims_are_added_if_the_kubelets_limit_cannot_contain_them(memory: Path) -> None:
+async def test_claims_are_added_if_the_kubelets_limit_cannot_contain_them(memory_dir: Path) -> None:
     """According to the record, the kubelet counts the claims, but the kubelet's limit is smaller than the claims."""
     claims = {"work": tuple(one.model_copy(update={"counted": True}) for one in (PAGES, CPUS))}
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         node.pod_quota = "100000"
         env = [variable for record in claims["work"] for variable in node.claim(record)]
         path = await node.run("work", *env, quota=100_000)

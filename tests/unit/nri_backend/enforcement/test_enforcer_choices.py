@@ -22,9 +22,9 @@ def reservable(node: Node, path: str) -> list[str]:
     return [node.kernel.get(path, f"hugetlb.{size}.rsvd.max") for size in ("2MB", "1GB")]
 
 
-async def test_the_guard_sets_reservations_to_zero_for_containers_without_hugepages(memory: Path) -> None:
+async def test_the_guard_sets_reservations_to_zero_for_containers_without_hugepages(memory_dir: Path) -> None:
     """Examples are a container with a CPU claim, and the siblings of a container that claims hugepages."""
-    async with enforcing(Node(memory, guard=True)) as node:
+    async with enforcing(Node(memory_dir, guard=True)) as node:
         pages = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
         claimed_pages = await node.run("holder", *pages, name="holder")
         sibling, claim = await node.run("beside"), await node.run("claim", *node.claim(ONE), name="other")
@@ -36,9 +36,9 @@ async def test_the_guard_sets_reservations_to_zero_for_containers_without_hugepa
         await node.until(lambda: reservable(node, sibling) == ["0", "0"])
 
 
-async def test_in_partition_mode_a_container_without_claims_starts_without_a_thread(memory: Path) -> None:
+async def test_in_partition_mode_a_container_without_claims_starts_without_a_thread(memory_dir: Path) -> None:
     """The guard's two files are written on the event loop, even if all threads are busy."""
-    async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
+    async with enforcing(Node(memory_dir, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
         # An audit needs a thread, and so does reading the CDI directory again, which is necessary while the directory's
         # timestamp is recent. The test ensures that neither occurs while the container is being started. The second
@@ -62,11 +62,11 @@ async def test_in_partition_mode_a_container_without_claims_starts_without_a_thr
         assert reservable(node, path) == ["0", "0"]
 
 
-async def test_the_guard_does_not_limit_pages_granted_by_the_kubelet(memory: Path) -> None:
+async def test_the_guard_does_not_limit_pages_granted_by_the_kubelet(memory_dir: Path) -> None:
     """The guard depends on the hugepage limits that the runtime sends. If the runtime sends none, a pod limit other
     than 0 means that the pod may have requested pages.
     """
-    async with enforcing(Node(memory, guard=True)) as node:
+    async with enforcing(Node(memory_dir, guard=True)) as node:
         stored, _ = await node.create("kept")
         path = node.make_cgroups(pod(), stored)
         node.kernel.set(POD, "hugetlb.2MB.max", str(8 * MI))
@@ -80,17 +80,17 @@ async def test_the_guard_does_not_limit_pages_granted_by_the_kubelet(memory: Pat
         assert reservable(node, path) == ["max", "0"]
 
 
-async def test_a_container_whose_record_is_lost_keeps_its_pages_across_a_restart(memory: Path) -> None:
+async def test_a_container_whose_record_is_lost_keeps_its_pages_across_a_restart(memory_dir: Path) -> None:
     """If the container's limit were lowered, touching a page that it has reserved would kill it (SIGBUS)."""
     record = memory_record("m1", ("m", 1, 64 * MI, 2 * MI))
-    before = Node(memory, guard=True)
+    before = Node(memory_dir, guard=True)
     await before.enforcer.activate()
     env = before.claim(record)
     cgroup = await before.run("claim", *env)
     assert reservable(before, cgroup) == [str(64 * MI), "0"]
     assert before.kernel.get(POD, "hugetlb.2MB.max") == str(64 * MI)
     before.unprepare(record)
-    after = Node(memory, guard=True)
+    after = Node(memory_dir, guard=True)
     listed = replace(container("claim", *env), state=ContainerState.RUNNING)
     await after.enforcer.synchronize([pod()], [listed])
     await after.enforcer.activate()
@@ -98,16 +98,16 @@ async def test_a_container_whose_record_is_lost_keeps_its_pages_across_a_restart
     assert after.kernel.get(POD, "hugetlb.2MB.max") == str(64 * MI)
 
 
-async def test_the_guard_can_be_switched_off(memory: Path) -> None:
-    async with enforcing(Node(memory)) as node:
+async def test_the_guard_can_be_switched_off(memory_dir: Path) -> None:
+    async with enforcing(Node(memory_dir)) as node:
         assert reservable(node, await node.run("plain")) == ["max", "max"]
 
 
-async def test_members_of_a_lazy_pool_gain_cpus_only_with_their_next_update(memory: Path) -> None:
+async def test_members_of_a_lazy_pool_gain_cpus_only_with_their_next_update(memory_dir: Path) -> None:
     """Members lose CPUs immediately. A member gets the whole pool when the kubelet updates it, and a new container gets
     it from the start.
     """
-    async with enforcing(Node(memory, lazy=True)) as node:
+    async with enforcing(Node(memory_dir, lazy=True)) as node:
         node.claim(ONE)
         plain = await node.run("plain", of="p9")
         assert node.cpus(plain) == "1,4-7"
@@ -125,9 +125,9 @@ async def test_members_of_a_lazy_pool_gain_cpus_only_with_their_next_update(memo
         assert update.resources == Resources(cpus="1-3,6-7")
 
 
-async def test_a_lazy_member_without_remaining_cpus_gets_the_pool(memory: Path) -> None:
+async def test_a_lazy_member_without_remaining_cpus_gets_the_pool(memory_dir: Path) -> None:
     """An empty cpuset would mean the parent's CPUs."""
-    async with enforcing(Node(memory, lazy=True)) as node:
+    async with enforcing(Node(memory_dir, lazy=True)) as node:
         node.claim(cpu_record("c1", "cpus=1,4-7"))
         plain = await node.run("plain", of="p9")
         assert node.cpus(plain) == "2-3"

@@ -24,9 +24,9 @@ PLAIN = 4096
 
 
 @pytest.fixture
-async def node(memory: Path) -> AsyncIterator[Node]:
+async def node(memory_dir: Path) -> AsyncIterator[Node]:
     """Yields an active instance. The kubelet limits each pod to three CPUs."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         node.pod_quota = "300000"
         yield node
 
@@ -81,16 +81,16 @@ async def test_the_pods_limit_is_restored_when_the_claim_containers_last_process
     assert node.ahead - ended <= 15
 
 
-async def test_a_new_instance_restores_a_limit_that_the_previous_one_raised(memory: Path) -> None:
+async def test_a_new_instance_restores_a_limit_that_the_previous_one_raised(memory_dir: Path) -> None:
     """The original limit is stored on the pod's cgroup. Otherwise, the new instance would raise the already raised
     limit again.
     """
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         node.pod_quota = "300000"
         await node.run("side", name="side", quota=100_000)
         await node.run("claim", *node.claim(ONE), quota=200_000)
         assert node.quota(POD) == "500000"
-    other = Node(memory)
+    other = Node(memory_dir)
     async with auditing(other):
         await other.synchronize(("claim", "p1"), ("side", "p1"))
         await other.enforcer.activate()
@@ -100,10 +100,10 @@ async def test_a_new_instance_restores_a_limit_that_the_previous_one_raised(memo
 
 @pytest.mark.parametrize(("choice", "of_pod"), [("raise", "500000"), ("lift", "max"), ("keep", "300000")])
 async def test_the_operator_chooses_how_a_claim_changes_the_pods_cpu_limit(
-    memory: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
+    memory_dir: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
 ) -> None:
     """The pod is limited to three CPUs and has a claim for two. The claim's own container is never throttled."""
-    async with enforcing(Node(memory, cpu_quota=choice)) as node:
+    async with enforcing(Node(memory_dir, cpu_quota=choice)) as node:
         node.pod_quota = "300000"
         path = await node.run("claim", *node.claim(ONE), quota=200_000)
         assert (node.quota(path), node.quota(POD)) == ("max", of_pod)

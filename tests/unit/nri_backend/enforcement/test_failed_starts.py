@@ -51,9 +51,9 @@ class BrokenTree(KernelTree):
 
 
 @pytest.fixture
-async def node(memory: Path) -> AsyncIterator[Node]:
+async def node(memory_dir: Path) -> AsyncIterator[Node]:
     """Yields an active instance on a broken tree, connected to a runtime without containers."""
-    async with enforcing(Node(memory, tree=BrokenTree)) as node:
+    async with enforcing(Node(memory_dir, tree=BrokenTree)) as node:
         yield node
 
 

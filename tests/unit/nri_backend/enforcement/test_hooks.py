@@ -20,7 +20,7 @@ from tests.rigs.containers import POD, cgroup_of, container, pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import DENIED, SIZES
 
-pytestmark = pytest.mark.usefixtures("blocking")
+pytestmark = pytest.mark.usefixtures("no_blocking_calls")
 
 ONE = cpu_record("c1", "cpus=2-3")
 GIGA = 1 << 30
@@ -199,7 +199,7 @@ async def test_a_kubelet_update_keeps_the_claimed_resources(node: Node) -> None:
     await node.until(lambda: node.kernel.get(f"{cgroup_of(container('claim'))}", "hugetlb.2MB.max") == str(66 * MI))
 
 
-async def test_another_instance_does_not_add_the_claim_to_limits_that_include_it(node: Node, memory: Path) -> None:
+async def test_another_instance_does_not_add_the_claim_to_limits_that_include_it(node: Node, memory_dir: Path) -> None:
     """On CreateContainer, a standby receives the active instance's answer. A new instance receives the same answer
     during its synchronization.
     """
@@ -208,7 +208,7 @@ async def test_another_instance_does_not_add_the_claim_to_limits_that_include_it
     assert answer.resources.hugepage_limits == {"2MB": 64 * MI}
     path = node.make_cgroups(pod(), stored)
     for seen_at_creation in (True, False):
-        other = Node(memory)
+        other = Node(memory_dir)
         await other.enforcer.synchronize([pod()], [] if seen_at_creation else [stored])
         if seen_at_creation:
             await other.enforcer.create_container(pod(), stored)
@@ -218,7 +218,7 @@ async def test_another_instance_does_not_add_the_claim_to_limits_that_include_it
             assert node.kernel.get(path, f"hugetlb.2MB.{name}") == str(64 * MI)
 
 
-async def test_a_created_container_owns_its_claim_before_the_owner_is_stored(node: Node, memory: Path) -> None:
+async def test_a_created_container_owns_its_claim_before_the_owner_is_stored(node: Node, memory_dir: Path) -> None:
     """The frontend stores owners only after the start.
 
     A backend restart between creation and start does not pass the claim to another container.
@@ -226,7 +226,7 @@ async def test_a_created_container_owns_its_claim_before_the_owner_is_stored(nod
     env = node.claim(ONE)
     stored, _ = await node.create("claim", *env)
     node.make_cgroups(pod(), stored)
-    restarted = Node(memory)
+    restarted = Node(memory_dir)
     await restarted.enforcer.activate()
     await restarted.enforcer.synchronize([pod()], [stored])
     with pytest.raises(RejectedError, match="belongs to container main"):
@@ -291,12 +291,12 @@ async def test_a_removed_container_keeps_its_cpus_while_one_of_its_processes_run
 
 @pytest.mark.parametrize(("reserved", "expected"), [("0", "0"), ("", "0-1,4-7")])
 async def test_the_drivers_own_pod_is_never_rejected_and_runs_on_unclaimed_cpus(
-    memory: Path, reserved: str, expected: str
+    memory_dir: Path, reserved: str, expected: str
 ) -> None:
     """The driver's pod gets the reserved CPUs, or the pool if none are reserved. Claim variables in its environment do
     not count as evidence.
     """
-    async with enforcing(Node(memory, reserved=reserved)) as node:
+    async with enforcing(Node(memory_dir, reserved=reserved)) as node:
         await node.run("claim", *node.claim(ONE))
         path = await node.run("x", "DRA_CPUSET_z=1", of="own_pod")
         assert node.cpus(path) == expected
@@ -308,11 +308,11 @@ async def test_the_drivers_own_pod_is_never_rejected_and_runs_on_unclaimed_cpus(
         assert [tracked.kind for tracked in node.enforcer.state].count("driver") == 1
 
 
-async def test_the_drivers_own_pod_is_moved_off_claimed_cpus_through_the_pods_cgroup(memory: Path) -> None:
+async def test_the_drivers_own_pod_is_moved_off_claimed_cpus_through_the_pods_cgroup(memory_dir: Path) -> None:
     """Because of the nsdelegate mount option, the kernel denies writes to the cgroup of the backend's own container.
     Claim containers still start.
     """
-    async with enforcing(Node(memory, reserved="")) as node:
+    async with enforcing(Node(memory_dir, reserved="")) as node:
         path = await node.run("backend", of="own_pod")
         above = path.rpartition("/")[0]
         node.kernel.refused[path, "cpuset.cpus"] = errno.EPERM
@@ -327,9 +327,9 @@ async def test_the_drivers_own_pod_is_moved_off_claimed_cpus_through_the_pods_cg
         await node.until(lambda: node.kernel.get(above, "cpuset.cpus") == "2-7")
 
 
-async def test_a_rejection_explains_why_the_drivers_own_pod_cannot_be_moved(memory: Path) -> None:
+async def test_a_rejection_explains_why_the_drivers_own_pod_cannot_be_moved(memory_dir: Path) -> None:
     """In this test, the pod's cgroup cannot be written to."""
-    async with enforcing(Node(memory, reserved="")) as node:
+    async with enforcing(Node(memory_dir, reserved="")) as node:
         path = await node.run("backend", of="own_pod")
         node.kernel.refused[path.rpartition("/")[0], "cpuset.cpus"] = errno.EROFS
         node.enforcer.starter.clear_seconds = 0.05
@@ -337,9 +337,9 @@ async def test_a_rejection_explains_why_the_drivers_own_pod_cannot_be_moved(memo
             await node.create("claim", *node.claim(ONE))
 
 
-async def test_waiting_for_a_container_that_cannot_be_moved_pauses_between_attempts(memory: Path) -> None:
+async def test_waiting_for_a_container_that_cannot_be_moved_pauses_between_attempts(memory_dir: Path) -> None:
     """Without the pause, each failed move would immediately trigger the next one."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         plain = await node.run("plain", of="p2")
         node.kernel.refused[plain, "cpuset.cpus"] = errno.EPERM
         node.enforcer.starter.clear_seconds = 2.0
@@ -356,10 +356,10 @@ UNENFORCED = "no instance of nri-backend has enforced its claims"
     "leader", [Leadership(fresh=True, first=True), Leadership(fresh=False, first=True), Leadership(False, False)]
 )
 async def test_a_standby_rejects_creating_a_claim_container_that_is_not_pinned(
-    memory: Path, leader: Leadership
+    memory_dir: Path, leader: Leadership
 ) -> None:
     """Either the runtime called the active instance first and got no answer from it, or there is no active instance."""
-    node = Node(memory)
+    node = Node(memory_dir)
     node.leader = leader
     env = node.claim(ONE)
     with pytest.raises(RejectedError, match=UNENFORCED):
@@ -368,9 +368,9 @@ async def test_a_standby_rejects_creating_a_claim_container_that_is_not_pinned(
     await node.run("plain", of="p2")
 
 
-async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memory: Path) -> None:
+async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memory_dir: Path) -> None:
     """The answer must contain all of the claim's CPUs and no others."""
-    node = Node(memory)
+    node = Node(memory_dir)
     node.leader = Leadership(fresh=True, first=True)
     env = node.claim(ONE)
     node.host = replace(node.host, online=parse_cpu_list("0-2,4-7"))
@@ -380,11 +380,11 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
     await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
 
 
-async def test_a_standby_rejects_starting_a_claim_container_that_is_not_pinned(memory: Path) -> None:
+async def test_a_standby_rejects_starting_a_claim_container_that_is_not_pinned(memory_dir: Path) -> None:
     """On CreateContainer, the runtime may call the standby before the active instance. On StartContainer, the cgroup
     already shows the active instance's changes.
     """
-    node = Node(memory)
+    node = Node(memory_dir)
     env = node.claim(ONE)
     stored, _ = await node.create("claim", *env)
     path = node.make_cgroups(pod(), stored)
@@ -398,11 +398,11 @@ async def test_a_standby_rejects_starting_a_claim_container_that_is_not_pinned(m
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("claim", ["unpinned", "of another pod"])
-async def test_a_lock_holder_rejects_claims_until_it_enforces_them(memory: Path, first: bool, claim: str) -> None:
+async def test_a_lock_holder_rejects_claims_until_it_enforces_them(memory_dir: Path, first: bool, claim: str) -> None:
     """The previous holder of the lock has exited, so no instance that the runtime calls later could pin or reject the
     container.
     """
-    node = Node(memory)
+    node = Node(memory_dir)
     node.leader = Leadership(fresh=True, first=first, own=True)
     env = node.claim(ONE if claim == "unpinned" else cpu_record("c1", "cpus=2-3", pods=["p9"]))
     why = UNENFORCED if claim == "unpinned" else "recorded for pod ns/p9 and not for this pod"

@@ -58,8 +58,8 @@ class RecordingTree(KernelTree):
 
 
 @pytest.fixture
-async def node(memory: Path) -> Node:
-    node = Node(memory)
+async def node(memory_dir: Path) -> Node:
+    node = Node(memory_dir)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
     return node
@@ -122,10 +122,10 @@ async def test_kills_in_containers_without_a_memory_claim_are_not_reported(node:
 
 
 async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cannot_be_written(
-    node: Node, memory: Path
+    node: Node, memory_dir: Path
 ) -> None:
     """The audit has not run since the container was created, so StartContainer reads the pod's kill counts."""
-    (memory / "enforcement-records").write_text("in the way")
+    (memory_dir / "enforcement-records").write_text("in the way")
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
     node.kernel.remove(side)
@@ -136,14 +136,16 @@ async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cann
     assert kills(node) == {"side": 0, "main": 1}
 
 
-async def test_a_pods_kill_count_is_read_between_creation_and_start_of_its_first_claim_container(memory: Path) -> None:
+async def test_a_pods_kill_count_is_read_between_creation_and_start_of_its_first_claim_container(
+    memory_dir: Path,
+) -> None:
     """The start itself then reads no kill count. Kills that happened before the audit's read are not attributed to the
     container, but later ones are.
 
     A later kill is attributed even if the container's cgroup is removed before its own count has been read, and the
     runtime does not report the container's exit.
     """
-    node = Node(memory, tree=RecordingTree)
+    node = Node(memory_dir, tree=RecordingTree)
     assert isinstance(node.kernel, RecordingTree)
     await node.enforcer.activate()
     side = await node.run("side", name="side")
@@ -214,11 +216,11 @@ async def test_reported_kills_survive_a_runtime_reconnection(node: Node) -> None
     assert [sample.value for sample in counter.samples] == [2]
 
 
-async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_concurrently(memory: Path) -> None:
+async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_concurrently(memory_dir: Path) -> None:
     """The audit reads the count before the kill, but processes the result only after the hook has processed the result
     of a later read.
     """
-    node = Node(memory, tree=SlowTree)
+    node = Node(memory_dir, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)
     await node.enforcer.activate()
     env = node.claim(ONE)
@@ -236,12 +238,12 @@ async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_concurrently(
     assert kills(node) == {"main": 1, "other": 0}
 
 
-async def test_a_container_that_starts_while_its_pod_is_being_read_is_still_counted(memory: Path) -> None:
+async def test_a_container_that_starts_while_its_pod_is_being_read_is_still_counted(memory_dir: Path) -> None:
     """The audit reads the pod before the container's cgroup is created, and processes the result after the start.
 
     The result does not contain the cgroup, but the cgroup must not be treated as removed.
     """
-    node = Node(memory, tree=SlowTree)
+    node = Node(memory_dir, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)
     await node.enforcer.activate()
     stored, _ = await node.create("main", *node.claim(ONE))
@@ -260,11 +262,11 @@ async def test_a_container_that_starts_while_its_pod_is_being_read_is_still_coun
     assert kills(node) == {"main": 1, "side": 0}
 
 
-async def test_only_pods_whose_count_has_changed_are_read_again(memory: Path) -> None:
+async def test_only_pods_whose_count_has_changed_are_read_again(memory_dir: Path) -> None:
     """An audit of all containers still reads every pod, because with memory_localevents a pod's count excludes its
     containers.
     """
-    node = Node(memory, tree=RecordingTree)
+    node = Node(memory_dir, tree=RecordingTree)
     assert isinstance(node.kernel, RecordingTree)
     await node.enforcer.activate()
     path = await node.run("main", *node.claim(ONE))

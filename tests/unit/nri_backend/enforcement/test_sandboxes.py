@@ -48,10 +48,10 @@ async def start(node: Node, of: Pod, *env: str, id_: str = "vm", name: str = "ma
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 @pytest.mark.parametrize("of", [KATA, GVISOR])
 async def test_a_claim_in_a_sandboxed_pod_is_rejected(
-    memory: Path, of: Pod, tree: Callable[[Path], KernelTree]
+    memory_dir: Path, of: Pod, tree: Callable[[Path], KernelTree]
 ) -> None:
     """The message describes the effect, the cause and the remedy, and does not promise a retry."""
-    async with enforcing(Node(memory, tree=tree)) as node:
+    async with enforcing(Node(memory_dir, tree=tree)) as node:
         for record in (cpu_record("c1", "r=2", pods=["p2"]), memory_record("m1", ("m", 0, MI, 4096), pods=["p2"])):
             expected = f"Kata Containers and gVisor .*handler {of.runtime_handler}.* remove runtimeClassName"
             with pytest.raises(RejectedError, match=expected) as raised:
@@ -61,11 +61,11 @@ async def test_a_claim_in_a_sandboxed_pod_is_rejected(
 
 
 @pytest.mark.parametrize("of", [KATA, GVISOR])
-async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(memory: Path, of: Pod) -> None:
+async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(memory_dir: Path, of: Pod) -> None:
     """The cgroup is also corrected if another process changes it, and so is a cgroup that appears later in the
     sandbox.
     """
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         path = await start(node, of)
         await start(node, of, id_="vm2", name="side")
         assert node.cpus(path) == "1-7"
@@ -80,11 +80,11 @@ async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(mem
         assert (reported.state, reported.cpus) == ("running", parse_cpu_list("1,4-7"))
 
 
-async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
+async def test_the_next_instance_finds_a_running_sandbox(memory_dir: Path) -> None:
     """The runtime lists the sandbox's containers as running. They count as stopped once the sandbox's last process has
     exited.
     """
-    node = Node(memory)
+    node = Node(memory_dir)
     one = replace(container("vm", of="p2"), state=ContainerState.RUNNING)
     path, env = create_sandbox(node, KATA, one), node.claim(ONE)
     async with auditing(node):
@@ -96,11 +96,11 @@ async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
         await node.until(lambda: node.reports["vm"].state == "stopped")
 
 
-async def test_only_the_pods_cgroup_counts_as_a_sandboxs_cgroup(memory: Path) -> None:
+async def test_only_the_pods_cgroup_counts_as_a_sandboxs_cgroup(memory_dir: Path) -> None:
     """No cpuset is written to a sibling that holds a claim, or to an unrelated cgroup next to a container that is
     outside any pod's cgroup.
     """
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         claim = await node.run("claim", *node.claim(ONE), name="claim")
         daemon = "system.slice/sshd.service"
         node.kernel.make(daemon)
@@ -113,9 +113,9 @@ async def test_only_the_pods_cgroup_counts_as_a_sandboxs_cgroup(memory: Path) ->
         assert (node.cpus(claim), node.cpus(daemon)) == ("2-3", "0-7")
 
 
-async def test_a_rejected_container_in_a_sandbox_is_not_killed(memory: Path) -> None:
+async def test_a_rejected_container_in_a_sandbox_is_not_killed(memory_dir: Path) -> None:
     """The container shares the pod's cgroup, so a kill would also stop the pod's other containers."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         node.claim(ONE)
         path = create_sandbox(node, KATA, container("vm", of="p2"))
         node.kernel.refused[path, "cpuset.cpus"] = DENIED

@@ -55,11 +55,11 @@ def on_the_loop(change: Callable[[], Awaitable[Any]]) -> Callable[[], Any]:
     return lambda: asyncio.run_coroutine_threadsafe(changed(), loop).result(5)
 
 
-async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_block_a_partition(memory: Path) -> None:
+async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_block_a_partition(memory_dir: Path) -> None:
     """As long as all of the sibling's CPUs are in partitions, its effective CPUs are its parent's, which include the
     claimed CPUs until the new partition takes them.
     """
-    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+    async with enforcing(Node(memory_dir, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
         await node.run("o1", *node.claim(cpu_record("o1", "r=4-5", pods=("p2",))), of="p2")
         await node.run("o2", *node.claim(cpu_record("o2", "r=6-7", pods=("p3",))), of="p3")
@@ -71,11 +71,11 @@ async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_block_a_parti
         assert (node.partition(path), node.cpus(sidecar)) == ("root", "0")
 
 
-async def test_a_start_reads_effective_cpus_that_have_changed_since_the_last_audit(memory: Path) -> None:
+async def test_a_start_reads_effective_cpus_that_have_changed_since_the_last_audit(memory_dir: Path) -> None:
     """The last audit saw the container on fewer CPUs than the audit before it, because the CPUs of an ancestor of the
     container's cgroup had been reduced in between. They have since been restored.
     """
-    node = Node(memory)
+    node = Node(memory_dir)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
     other = await node.run("x", of="p3")
@@ -93,11 +93,11 @@ async def test_a_start_reads_effective_cpus_that_have_changed_since_the_last_aud
     assert node.cpus(other) == "1-7"
 
 
-async def test_a_start_is_applied_if_the_occupant_has_ended_in_the_meantime(memory: Path) -> None:
+async def test_a_start_is_applied_if_the_occupant_has_ended_in_the_meantime(memory_dir: Path) -> None:
     """The start is applied even if the time limit for waiting has expired, since the job that found the occupant has
     written nothing.
     """
-    async with enforcing(Node(memory, tree=InterruptedTree, exclusivity="pool")) as node:
+    async with enforcing(Node(memory_dir, tree=InterruptedTree, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")
         stored, _ = await node.create("b", *node.claim(cpu_record("u2", "c=2-4", pods=("p2",))), of="p2")
         path = node.make_cgroups(pod("p2"), stored)
@@ -119,8 +119,8 @@ async def test_a_start_is_applied_if_the_occupant_has_ended_in_the_meantime(memo
         assert (started.phase, node.cpus(path)) == (Phase.RUNNING, "2-4")
 
 
-async def test_a_start_is_rejected_if_the_record_disappears_when_the_partition_is_refused(memory: Path) -> None:
-    async with enforcing(Node(memory, tree=InterruptedTree)) as node:
+async def test_a_start_is_rejected_if_the_record_disappears_when_the_partition_is_refused(memory_dir: Path) -> None:
+    async with enforcing(Node(memory_dir, tree=InterruptedTree)) as node:
         stored, _ = await node.create("db", *node.claim(ONE))
         path = node.make_cgroups(pod("p1"), stored)
         node.kernel.make(f"{POD}/blocked")
@@ -136,9 +136,9 @@ async def test_a_start_is_rejected_if_the_record_disappears_when_the_partition_i
             await node.enforcer.start_container(pod("p1"), stored)
 
 
-async def test_a_start_still_waits_for_others_if_its_last_job_finds_the_partition_refused(memory: Path) -> None:
+async def test_a_start_still_waits_for_others_if_its_last_job_finds_the_partition_refused(memory_dir: Path) -> None:
     """The plan changed during each of the two previous jobs: a CPU went offline and came back."""
-    async with enforcing(Node(memory, tree=InterruptedTree)) as node:
+    async with enforcing(Node(memory_dir, tree=InterruptedTree)) as node:
         other = await node.run("x", of="p2")
         stored, _ = await node.create("db", *node.claim(ONE))
         path = node.make_cgroups(pod("p1"), stored)
@@ -162,11 +162,11 @@ async def test_a_start_still_waits_for_others_if_its_last_job_finds_the_partitio
             await node.enforcer.start_container(pod("p1"), stored)
 
 
-async def test_a_start_applies_nothing_if_an_earlier_job_moved_others_to_its_cpus(memory: Path) -> None:
+async def test_a_start_applies_nothing_if_an_earlier_job_moved_others_to_its_cpus(memory_dir: Path) -> None:
     """The earlier job used a pool that still contained the claimed CPUs, and that job's outcome is stored only after
     the container has been admitted.
     """
-    async with enforcing(Node(memory, exclusivity="pool")) as node:
+    async with enforcing(Node(memory_dir, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")
         stored, _ = await node.create("b", *node.claim(cpu_record("u2", "c=2-4", pods=("p2",))), of="p2")
         path = node.make_cgroups(pod("p2"), stored)

@@ -49,9 +49,9 @@ async def run_others(node: Node) -> tuple[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("id_", ["a", "plain"])
-async def test_a_start_moves_back_a_container_that_another_process_has_moved(memory: Path, id_: str) -> None:
+async def test_a_start_moves_back_a_container_that_another_process_has_moved(memory_dir: Path, id_: str) -> None:
     """Covers a container with a claim and one without."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         _, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")
         path = node.make_cgroups(pod("p2"), stored)
@@ -63,11 +63,11 @@ async def test_a_start_moves_back_a_container_that_another_process_has_moved(mem
 
 
 @pytest.mark.parametrize("audited", [False, True], ids=["start-first", "audit-first"])
-async def test_a_start_moves_a_container_whose_cpus_have_all_gone_offline(memory: Path, audited: bool) -> None:
+async def test_a_start_moves_a_container_whose_cpus_have_all_gone_offline(memory_dir: Path, audited: bool) -> None:
     """The backend reads during the start which CPUs are online, even if an audit has already seen the container on its
     parent's CPUs.
     """
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         first, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")
         node.make_cgroups(pod("p2"), stored)
@@ -93,17 +93,17 @@ def test_a_container_whose_cpus_cannot_be_read_may_be_on_any_cpu(tmp_path: Path,
     assert occupants(tree, others, parse_cpu_list("2-3"), partition=partition) == {"a": None}
 
 
-async def test_a_start_does_not_wait_for_a_container_whose_cgroup_is_gone(memory: Path) -> None:
+async def test_a_start_does_not_wait_for_a_container_whose_cgroup_is_gone(memory_dir: Path) -> None:
     """The runtime has not reported the container's exit yet."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         first, env = await run_others(node)
         node.kernel.remove(first)
         await node.run("b", *env, of="p2")
 
 
-async def test_a_start_reads_one_file_per_other_container(memory: Path) -> None:
+async def test_a_start_reads_one_file_per_other_container(memory_dir: Path) -> None:
     """Starting a container without a claim reads none of the other containers' files."""
-    node = Node(memory)
+    node = Node(memory_dir)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
     env = node.claim(cpu_record("u2", "c=2-4", pods=("p2",)))
@@ -124,12 +124,12 @@ async def test_a_start_reads_one_file_per_other_container(memory: Path) -> None:
 
 @pytest.mark.parametrize("cpus", ["1-7", "0-7"], ids=["in-sync", "differs"])
 async def test_starting_a_container_without_claims_uses_a_thread_only_to_write_its_cpuset(
-    memory: Path, cpus: str
+    memory_dir: Path, cpus: str
 ) -> None:
     """The cpuset is read on the event loop, because the read does not wait for another process. Hugepage limits are
     also written on the event loop.
     """
-    node = Node(memory, guard=True, tree=ThreadTree)
+    node = Node(memory_dir, guard=True, tree=ThreadTree)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
     stored, _ = await node.create("plain")
@@ -142,9 +142,9 @@ async def test_starting_a_container_without_claims_uses_a_thread_only_to_write_i
     assert node.kernel.by_event_loop == {cpus == "1-7"}
 
 
-async def test_a_start_without_claims_reads_each_file_once(memory: Path) -> None:
+async def test_a_start_without_claims_reads_each_file_once(memory_dir: Path) -> None:
     """The guard writes one limit for each page size, and reads the limit only after the write, to verify it."""
-    node = Node(memory, guard=True)
+    node = Node(memory_dir, guard=True)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
     stored, _ = await node.create("plain")
@@ -156,9 +156,9 @@ async def test_a_start_without_claims_reads_each_file_once(memory: Path) -> None
     assert max(times.values()) == 1
 
 
-async def test_a_start_without_claims_does_not_wait_for_other_containers_to_be_moved(memory: Path) -> None:
+async def test_a_start_without_claims_does_not_wait_for_other_containers_to_be_moved(memory_dir: Path) -> None:
     """The start waits only for a job on the container's own cgroup or on its pod's cgroup."""
-    async with enforcing(Node(memory)) as node:
+    async with enforcing(Node(memory_dir)) as node:
         begun, end = threading.Event(), threading.Event()
 
         def work() -> None:
@@ -183,12 +183,12 @@ async def test_a_start_without_claims_does_not_wait_for_other_containers_to_be_m
         await moves
 
 
-async def test_a_start_moves_a_sibling_before_it_creates_a_partition(memory: Path) -> None:
+async def test_a_start_moves_a_sibling_before_it_creates_a_partition(memory_dir: Path) -> None:
     """Another process has moved the sibling.
 
     With partitions, an audit reads containers without claims only once a minute.
     """
-    async with enforcing(Node(memory, tree=PartitionTree)) as node:
+    async with enforcing(Node(memory_dir, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
         await node.until(lambda: node.reports["sidecar"].cpus)
         stored, _ = await node.create("db", *node.claim(cpu_record("u1", "c=2-4")))

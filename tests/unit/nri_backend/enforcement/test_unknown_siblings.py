@@ -26,9 +26,9 @@ async def run_without_record(node: Node, record: AllocationRecord) -> None:
     await node.enforcer.synchronize([pod()], [sibling])
 
 
-async def test_a_pods_limit_is_raised_for_the_other_claims_despite_an_unknown_one(memory: Path) -> None:
+async def test_a_pods_limit_is_raised_for_the_other_claims_despite_an_unknown_one(memory_dir: Path) -> None:
     """If the limit is reset, it is raised again. It is not lowered, since the running container may use the pages."""
-    node = Node(memory)
+    node = Node(memory_dir)
     async with auditing(node):
         await run_without_record(node, cpu_record("u1", "cpus=5"))
         path = await node.run("b", *node.claim(PAGES), name="b")
@@ -43,9 +43,9 @@ async def test_a_pods_limit_is_raised_for_the_other_claims_despite_an_unknown_on
         assert node.kernel.get(POD, HUGE) == str(48 * MI), "the limit is not lowered while the container runs"
 
 
-async def test_claimed_pages_are_rejected_while_a_siblings_memory_claim_is_unknown(memory: Path) -> None:
+async def test_claimed_pages_are_rejected_while_a_siblings_memory_claim_is_unknown(memory_dir: Path) -> None:
     """Once the sibling's claim has a record, the same start succeeds."""
-    node, record = Node(memory), memory_record("m1", ("m", 0, 64 * MI, TWO))
+    node, record = Node(memory_dir), memory_record("m1", ("m", 0, 64 * MI, TWO))
     async with auditing(node):
         await run_without_record(node, record)
         env = node.claim(PAGES)

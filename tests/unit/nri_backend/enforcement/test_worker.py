@@ -179,9 +179,9 @@ class StuckTree(KernelTree):
         super().write(path, name, text)
 
 
-async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
+async def test_a_hung_write_delays_no_other_start(memory_dir: Path) -> None:
     """Containers with and without claims start. Only a claim for the hung container's CPUs would have to wait."""
-    async with enforcing(Node(memory, tree=StuckTree)) as node:
+    async with enforcing(Node(memory_dir, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)
         path = await node.run("bad", of="p5")
@@ -200,12 +200,12 @@ async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
         await node.enforcer.remove_container(pod("p5"), container("bad", of="p5"))
 
 
-async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to_its_cpus(memory: Path) -> None:
+async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to_its_cpus(memory_dir: Path) -> None:
     """A claim is released, and its CPUs return to the pool.
 
     The next claim gets the same CPUs while the write to a pool member's cpuset hangs.
     """
-    async with enforcing(Node(memory, tree=StuckTree)) as node:
+    async with enforcing(Node(memory_dir, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)
         node.enforcer.starter.clear_seconds = 0.3
@@ -224,9 +224,9 @@ async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to
         assert node.cpus(await node.run("late", *env, of="p3")) == "2-3"
 
 
-async def test_an_unseen_container_may_be_on_any_cpu_while_its_write_hangs(memory: Path) -> None:
+async def test_an_unseen_container_may_be_on_any_cpu_while_its_write_hangs(memory_dir: Path) -> None:
     """The CPUs in the hung write do not show where the container currently is."""
-    async with enforcing(Node(memory, tree=StuckTree)) as node:
+    async with enforcing(Node(memory_dir, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)
         node.enforcer.starter.clear_seconds = 0.3

@@ -18,9 +18,9 @@ CPUS = "cpuset.cpus.effective"
 
 
 @pytest.fixture
-def tree(memory: Path) -> KernelTree:
+def tree(memory_dir: Path) -> KernelTree:
     """Returns a tree with one container."""
-    tree = KernelTree(memory)
+    tree = KernelTree(memory_dir)
     tree.make("pod/c")
     return tree
 
@@ -39,13 +39,13 @@ def cache_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
     return cache
 
 
-def test_forgetting_an_entry_while_an_open_hangs_closes_all_of_its_files(memory: Path) -> None:
+def test_forgetting_an_entry_while_an_open_hangs_closes_all_of_its_files(memory_dir: Path) -> None:
     """A file that is opened after the entry has been forgotten is closed too."""
-    (memory / "c").mkdir()
-    os.mkfifo(memory / "c/2")  # opening it waits for a writer
+    (memory_dir / "c").mkdir()
+    os.mkfifo(memory_dir / "c/2")  # opening it waits for a writer
     for name in "134":
-        (memory / f"c/{name}").write_text("x")
-    cache = FileCache(str(memory), stay_open=True)
+        (memory_dir / f"c/{name}").write_text("x")
+    cache = FileCache(str(memory_dir), stay_open=True)
     cache.store("c", 1, {("c", name): b"x" for name in "1234"})
     before = open_files()
     comparison = threading.Thread(target=cache.differing, args=(["c"],))
@@ -53,13 +53,13 @@ def test_forgetting_an_entry_while_an_open_hangs_closes_all_of_its_files(memory:
     while open_files() == before:
         pass  # until the first file is open
     cache.forget(["c"])
-    writer = writer_of(memory / "c/2")
+    writer = writer_of(memory_dir / "c/2")
     comparison.join()
     os.close(writer)
     assert open_files() == before
 
 
-def test_forgetting_a_reading_while_a_file_is_opened_leaves_no_descriptor_behind(memory: Path) -> None:
+def test_forgetting_a_reading_while_a_file_is_opened_leaves_no_descriptor_behind(memory_dir: Path) -> None:
     """If the cache kept a closed descriptor, the descriptor's number would soon belong to another file. The cache would
     then return that file's content for the container.
     """
@@ -74,9 +74,9 @@ def test_forgetting_a_reading_while_a_file_is_opened_leaves_no_descriptor_behind
             cache.forget(["c"])
 
     for name in "cd":
-        (memory / name).mkdir()
-        (memory / name / "1").write_text(name)
-    cache = FileCache(str(memory), stay_open=True)
+        (memory_dir / name).mkdir()
+        (memory_dir / name / "1").write_text(name)
+    cache = FileCache(str(memory_dir), stay_open=True)
     for name in "cd":
         cache.store(name, 1, {(name, "1"): name.encode()})
     assert cache.contents({"d": "d"}, "1") == {"d": b"d"}
@@ -85,7 +85,7 @@ def test_forgetting_a_reading_while_a_file_is_opened_leaves_no_descriptor_behind
     assert cache.contents({"c": "c"}, "1") == {}
     assert open_files() == before
     cache.store("c", 1, {("c", "1"): b"c"})
-    other = os.open(memory / "d/1", os.O_RDONLY)
+    other = os.open(memory_dir / "d/1", os.O_RDONLY)
     assert cache.contents({"c": "c"}, "1") == {"c": b"c"}
     os.close(other)
 
@@ -143,9 +143,9 @@ def test_forgetting_a_container_closes_its_descriptors(tree: KernelTree) -> None
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_at_most_a_quarter_of_the_descriptor_limit_stays_open(memory: Path) -> None:
+def test_at_most_a_quarter_of_the_descriptor_limit_stays_open(memory_dir: Path) -> None:
     """Files of additional containers are reopened for each comparison, so changes to them are found too."""
-    tree, keys, before = KernelTree(memory), [f"c{number}" for number in range(40)], open_files()
+    tree, keys, before = KernelTree(memory_dir), [f"c{number}" for number in range(40)], open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))
     try:

@@ -41,7 +41,7 @@ def values(module: ModuleType, argument: ast.expr) -> tuple[str, ...]:
     return found if isinstance(found, tuple) else (str(found),)
 
 
-def test_the_role_contains_exactly_the_calls_of_the_code() -> None:
+def test_the_role_grants_exactly_the_calls_that_the_code_makes() -> None:
     """Fails for a call without a rule, which would otherwise fail in a cluster, and for a rule without a call."""
 
     def granted(**config: object) -> set[tuple[str, str, str]]:

@@ -37,7 +37,7 @@ def event(regarding: Document, controller: str = "dra-driver-numa") -> Document:
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 @pytest.mark.parametrize("node", ["a", "node-1.example.com"])
-def test_what_the_driver_publishes_is_allowed(operation: str, node: str) -> None:
+def test_slices_that_the_driver_publishes_are_allowed(operation: str, node: str) -> None:
     """The driver may create, update and delete every slice of its node."""
     pools = build_inventory(discover(captured("32intel64-2p8co2t+8ve")), Config(), node).pools
     published = [document for pool in pools for document in slice_documents(pool, node)]

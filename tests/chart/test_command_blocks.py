@@ -10,7 +10,7 @@ NODE_PAGES = ("runtime",)
 
 
 @pytest.mark.parametrize("page", documented.PAGES)
-def test_every_block_is_run_or_has_a_reason(page: str) -> None:
+def test_every_block_is_run_or_states_why_it_is_not(page: str) -> None:
     """A block in an unknown language would be skipped silently, so its language must be listed."""
     assert documented.fence_kinds(page) <= {*documented.COMMANDS, *documented.DATA}
     for block in documented.blocks(page):

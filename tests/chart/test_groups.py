@@ -94,7 +94,7 @@ def test_the_operators_own_affinity_is_kept() -> None:
     assert "podAffinity" in sets[""]["template"]["spec"]["affinity"]
 
 
-def test_a_group_by_the_drivers_label_restarts_no_other_pod() -> None:
+def test_a_group_selected_by_the_drivers_label_restarts_no_other_pod() -> None:
     """Adding the group, or changing its image and settings, leaves the pods of all other nodes unchanged."""
     before = daemon_sets({"groups": [group("a")]})
     canary = group("canary", backend={"image": {"tag": "9.9.9"}}, driverConfig={"logLevel": "debug"})
@@ -105,7 +105,7 @@ def test_a_group_by_the_drivers_label_restarts_no_other_pod() -> None:
     assert images == ["localhost/dra-frontend:0.2.0", "localhost/nri-backend:9.9.9"]
 
 
-def test_a_group_by_another_label_restarts_the_default_pods_once() -> None:
+def test_a_group_selected_by_another_label_restarts_the_default_pods_once() -> None:
     """The node affinity is part of the pod template, so excluding nodes changes all pods of the default DaemonSet."""
     assert daemon_sets({})[""] != daemon_sets({"groups": [group("a", {"b": "c"})]})[""]
 

@@ -193,7 +193,7 @@ def test_a_pod_without_host_network_has_its_own_network() -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("100m", "0.1"), ("256Mi", str(256 << 20)), ("1", "1"), ("1G", "1000000000"), (2, "2")]
 )
-def test_quantities_are_numbers(text: object, value: str) -> None:
+def test_quantities_are_parsed_as_numbers(text: object, value: str) -> None:
     """The API allows decimal and binary suffixes."""
     assert quantity(text) == type(quantity(text))(value)
 

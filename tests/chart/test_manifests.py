@@ -65,7 +65,7 @@ def kind_up(directory: Path, **environment: str) -> list[str]:
     return (directory / "calls").read_text().splitlines()
 
 
-def test_kind_gets_images_of_this_tree(tmp_path: Path) -> None:
+def test_kind_gets_images_built_from_this_tree(tmp_path: Path) -> None:
     """Both images are built and loaded before the chart is installed, even if docker already has images with these
     names.
     """
@@ -77,8 +77,8 @@ def test_kind_gets_images_of_this_tree(tmp_path: Path) -> None:
     assert set(built) <= set(calls[steps.index("kind load")].split())
 
 
-def test_kind_uses_an_image_that_is_given(tmp_path: Path) -> None:
-    """An image that the user names is not built again."""
+def test_kind_uses_a_given_image_without_building_it(tmp_path: Path) -> None:
+    """Only the other image is built."""
     calls = kind_up(tmp_path, FRONTEND_IMAGE="example.com/front:7")
     assert ["nri-backend" in call for call in calls if call.startswith("docker")] == [True]
     (install,) = [call for call in calls if call.startswith("helm install")]

@@ -182,7 +182,7 @@ def test_invalid_promql_is_rejected() -> None:
         promql_parser.parse("sum by (node (dra_numa_backend_live)")
 
 
-def test_labels_in_alert_texts_exist_in_their_result() -> None:
+def test_labels_in_alert_texts_exist_in_the_expressions_result() -> None:
     """In the text of an alert, a label that the expression has aggregated away would be empty."""
     for rule in alerts():
         text = " ".join(rule["annotations"].values())
@@ -237,7 +237,7 @@ def test_the_monitor_finds_the_frontend() -> None:
     assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
-def test_operators_rules_are_added() -> None:
+def test_the_operators_rules_are_added() -> None:
     """The operator's rules are a separate group, after the group of the chart's own rules."""
     own = {"alert": "Mine", "expr": "vector(1)"}
     values = {"metrics": {"prometheusRule": {**RULES, "extraRules": [own]}}}
@@ -246,6 +246,6 @@ def test_operators_rules_are_added() -> None:
     assert groups[1]["rules"] == [own]
 
 
-def test_the_rules_are_a_rule_file() -> None:
+def test_the_rules_are_a_plain_prometheus_rule_file() -> None:
     """promtool, and Prometheus without the operator, can read files/rules.yaml."""
     assert yaml.safe_load((CHART / "files/rules.yaml").read_text()).keys() == {"groups"}

@@ -325,7 +325,7 @@ def test_an_update_leaves_no_gap() -> None:
     assert "hostNetwork" not in pod_of(documents)
 
 
-def test_the_pods_can_use_the_network_of_their_node() -> None:
+def test_the_pods_can_use_the_host_network() -> None:
     """The host network is necessary if the CNI itself has claims; OpenShift's constraints then permit it."""
     serial = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "10%"}}
     values = {"hostNetwork": True, "updateStrategy": serial, "openshift": {"scc": {"create": True}}}

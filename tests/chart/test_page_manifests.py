@@ -57,7 +57,7 @@ def blocks() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("place", "text"), blocks(), ids=[place for place, _ in blocks()])
-def test_every_block_is_accepted_by_its_reader(place: str, text: str) -> None:
+def test_every_yaml_block_is_accepted_by_the_program_that_reads_it(place: str, text: str) -> None:
     """The chart renders values and rules, and the driver's commands parse their input files. A block of an unknown kind
     fails the test.
     """

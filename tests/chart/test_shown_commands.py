@@ -149,7 +149,7 @@ def test_helm_accepts_the_commands_that_render_nothing() -> None:
         assert f"helm {words[0]}" in done.stdout, words
 
 
-def test_images_built_on_pages_are_targets_in_the_dockerfile() -> None:
+def test_targets_in_documented_image_builds_exist_in_the_dockerfile() -> None:
     stages = set(re.findall(r"^FROM .* AS ([\w-]+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE | re.IGNORECASE))
     named = {words[words.index("--target") + 1] for _, words in SHOWN if "--target" in words}
     assert named
@@ -167,7 +167,7 @@ def test_helm_renders_the_documented_installations(monkeypatch: pytest.MonkeyPat
             assert "kind: DaemonSet" in run("template", *kept), words
 
 
-def test_files_that_pages_apply_exist() -> None:
+def test_files_in_documented_commands_exist() -> None:
     """Commands that are copied from a page find the file in this tree."""
     named = {word.rstrip(")") for _, words in SHOWN for word in words if re.match(r"(examples|charts|hack)/", word)}
     assert named

@@ -193,7 +193,7 @@ def test_loads_are_paired_and_a_grid_has_every_combination() -> None:
     assert plan(parse([*words, "--grid"])).loads.stages() == [[(0, 0), (0, 200)], [(60, 0), (60, 200)]]
 
 
-def test_defaults_fit_the_time_and_the_registered_drivers() -> None:
+def test_default_loads_fit_the_time_budget_and_the_registered_drivers() -> None:
     """A run takes about 15 minutes, or 3 with --quick. Without dra.memory there are only claims for CPUs."""
     assert plan(parse([])).loads.pairs == ((0, 0), (60, 200), (250, 500))
     assert plan(parse(["--drivers", "dra.cpu"])).loads.pairs == ((0, 0), (60, 200), (100, 500))
@@ -217,7 +217,7 @@ def test_a_ratio_compares_samples_of_the_same_turn() -> None:
     assert median_ratio(ours, _figure([0], [0])) is None
 
 
-def test_statistics_come_from_all_samples_and_a_report_contains_some() -> None:
+def test_statistics_use_all_samples_and_a_report_contains_their_quantiles() -> None:
     """Ten thousand samples become two hundred quantiles with the same statistics."""
     figure = _figure([float(number) for number in range(10_001)])
     assert figure.summary == Summary(count=10_001, median=5000, q1=2500, q3=7500, p99=9900)
@@ -260,7 +260,7 @@ def test_measurements_from_outside_agree_with_those_of_the_process_itself() -> N
     assert found.kernel_pss <= found.rss
 
 
-def test_context_switches_of_a_new_thread_count_from_its_start() -> None:
+def test_context_switches_of_a_new_thread_are_counted_from_its_start() -> None:
     """A thread that has exited is not counted."""
     before = {1: Thread("python", 10, 1), 2: Thread("python", 5, 0)}
     after = {1: Thread("python", 12, 1), 3: Thread("grpc", 4, 2)}
@@ -306,7 +306,7 @@ def _repository(place: Path) -> Path:
     return place
 
 
-def test_a_revision_is_checked_out_once_and_again_after_its_directory_was_removed(tmp_path: Path) -> None:
+def test_a_revision_is_checked_out_once_unless_its_directory_was_removed(tmp_path: Path) -> None:
     """All names of a revision share one directory. git still lists a worktree whose directory "make clean" has
     removed.
     """

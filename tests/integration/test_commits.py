@@ -85,7 +85,7 @@ def test_all_commits_of_a_shallow_clone_are_checked(depth: int, checked: int, tr
     assert len(commits.faults(clone)) == 1
 
 
-def test_a_tree_without_this_history_is_not_checked(tree: Path, tmp_path: Path) -> None:
+def test_a_tree_without_the_projects_history_is_not_checked(tree: Path, tmp_path: Path) -> None:
     """Neither a repository into which the tree was imported nor an unpacked archive has commits that can be checked."""
     imported = tmp_path / "imported"
     imported.mkdir()

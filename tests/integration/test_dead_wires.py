@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provokes every documented field, metric, alert, condition and Event with both real services.
+"""Observes every documented field, metric, alert, condition and Event on nodes that run both real services.
 
 A documented metric or Event that the driver never produces is worse than none at all, because operators rely on it. The
 entries are read from their sources: the contract's models, docs/metrics.md, docs/events.md and the chart's alerts. For
-each new entry, a test in this module fails until a scenario below provokes it or ELSEWHERE lists it.
+each new entry, a test in this module fails until a scenario below produces it or ELSEWHERE lists it.
 """
 
 import ast
@@ -112,11 +112,15 @@ ELSEWHERE: dict[str, str] = {
     BackendCode.DAC_OVERRIDE_MISSING: f"{_REMEDIES}::test_a_missing_dac_override_is_a_node_problem",
     BackendCode.CLAIMS_DIRECTORY_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_cdi_directory_names_the_volume",
     BackendCode.READ_ONLY_FILE_SYSTEM: f"{_REMEDIES}::test_the_remedy_for_a_read_only_mount_names_its_volume",
-    BackendCode.INTERRUPTS_NOT_MOVED: (f"{_REMEDIES}::test_interrupts_under_a_read_only_mount_are_a_problem"),
-    BackendCode.KERNEL_WORKERS_STAY: f"{_REMEDIES}::test_interrupts_under_a_read_only_mount_are_a_problem",
+    BackendCode.INTERRUPTS_NOT_MOVED: (
+        f"{_REMEDIES}::test_a_read_only_interrupt_mount_is_a_problem_if_interrupts_are_moved"
+    ),
+    BackendCode.KERNEL_WORKERS_STAY: (
+        f"{_REMEDIES}::test_a_read_only_interrupt_mount_is_a_problem_if_interrupts_are_moved"
+    ),
     # These codes require a kernel that rejects values that the fake's files accept, a kernel that has lost CPUs, or a
     # full file system.
-    BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_a_kernel_without_partitions_is_a_limit_of_the_node",
+    BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_a_kernel_without_partitions_is_a_limitation_of_the_node",
     BackendCode.PERMISSION_DENIED: (f"{_CODES}::test_a_cpuset_write_that_the_kernel_denies_has_the_code_of_the_error"),
     BackendCode.PARTITION_REFUSED: f"{_CODES}::test_a_claim_enforced_by_the_pool_has_the_code_of_the_kernels_answer",
     BackendCode.CONTROLLER_MISSING: (
@@ -161,7 +165,7 @@ ELSEWHERE: dict[str, str] = {
     ),
     BackendCode.NOT_ENFORCED: f"{_CODES}::test_rejections_without_another_problem_have_their_reasons_code",
 }
-"""Entries that no fake can provoke, each with the test that covers it."""
+"""Entries that no fake can produce, each with the test that covers it."""
 
 # --- Scenarios: externally caused events on a node. ---
 
@@ -823,7 +827,7 @@ def test_every_scenario_succeeds(played: Played) -> None:
 
 
 @pytest.mark.parametrize("reason", documented_reasons())
-def test_every_documented_event_can_be_provoked(played: Played, reason: str) -> None:
+def test_every_documented_event_is_observed(played: Played, reason: str) -> None:
     """At least one scenario causes the Event from outside the driver."""
     assert reason in played[0].reasons or excused(reason)
 
@@ -834,15 +838,15 @@ def test_every_event_is_documented(played: Played) -> None:
 
 
 @pytest.mark.parametrize("reason", condition_reasons())
-def test_every_condition_can_be_provoked(played: Played, reason: str) -> None:
+def test_every_condition_is_observed(played: Played, reason: str) -> None:
     """The reason appears in a device's status or in ``/v1/node``, and docs/workloads.md contains it."""
     assert reason in played[0].conditions or excused(reason)
     assert reason in (ROOT / "docs/workloads.md").read_text()
 
 
 @pytest.mark.parametrize("name", documented_metrics())
-def test_every_documented_metric_can_be_provoked(played: Played, name: str) -> None:
-    """A value other than 0 is observed."""
+def test_every_documented_metric_is_observed(played: Played, name: str) -> None:
+    """The metric had a value other than 0 in at least one scenario."""
     assert played[0].counted(name.removesuffix("_total")) or excused(name)
 
 
@@ -858,13 +862,13 @@ def test_every_alert_can_fire(played: Played, alert: str) -> None:
 
 
 @pytest.mark.parametrize("path", documented_fields())
-def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) -> None:
-    """The field is observed with a value other than its default."""
+def test_every_documented_field_is_observed(played: Played, path: str) -> None:
+    """The field had a value other than its default in at least one scenario."""
     assert played[0].differs(path, documented_fields()[path]) or excused(path), played[0].describe(path)
 
 
 @pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
-def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCode | BackendCode) -> None:
+def test_every_status_code_is_observed(played: Played, code: StatusCode | BackendCode) -> None:
     """In some scenario, a problem or a warning has this code, or has a cause with this code."""
     kinds, fields = ("problems", "warnings"), ("code", "cause")
     found = [played[0].values[f"/v1/status.{kind}[].{field}"] for kind in kinds for field in fields]
@@ -872,7 +876,7 @@ def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCo
 
 
 @pytest.mark.parametrize("address", sorted({*ELSEWHERE.values()}))
-def test_the_proving_tests_exist(address: str) -> None:
+def test_every_test_listed_in_elsewhere_exists(address: str) -> None:
     """Fails if a test in ELSEWHERE is renamed or deleted."""
     path, _, name = address.partition("::")
     assert re.search(rf"def {name}\(", (ROOT / path).read_text())

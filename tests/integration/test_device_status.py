@@ -72,7 +72,7 @@ async def test_the_charts_permissions_are_enough_in_every_release(tmp_path: Path
         assert await apply(server, client) == [GPU]
 
 
-async def test_entries_end_with_the_allocation(tmp_path: Path) -> None:
+async def test_entries_are_dropped_when_the_claim_is_deallocated(tmp_path: Path) -> None:
     """The server drops the entries on its own, and clients on the node may no longer write them."""
     async with cluster(tmp_path, "1.36") as (server, client):
         await apply(server, client, CPU)
@@ -109,7 +109,7 @@ async def test_entries_of_other_drivers_cannot_be_written(tmp_path: Path) -> Non
             await apply(server, client, {**GPU, "data": {"model": "y"}})
 
 
-async def test_without_the_right_to_the_status_nothing_is_written(tmp_path: Path) -> None:
+async def test_entries_cannot_be_written_without_the_status_permission(tmp_path: Path) -> None:
     """A role that is narrower than the chart's may lack the permission."""
     async with cluster(tmp_path, "1.34", rules=[]) as (server, client):
         with pytest.raises(ForbiddenError, match=re.escape('resources: ["resourceclaims/status"]')):
@@ -128,7 +128,7 @@ def _without_devices(claim: Document) -> Document:
     return {**claim, "status": {key: value for key, value in claim["status"].items() if key != "devices"}}
 
 
-async def test_another_claim_with_the_same_name_is_not_written(tmp_path: Path) -> None:
+async def test_the_status_of_another_claim_with_the_same_name_is_not_written(tmp_path: Path) -> None:
     """The status of a deleted claim is not written to its successor, and a deleted claim is not created again."""
     async with cluster(tmp_path, "1.36") as (server, client):
         with pytest.raises(InvalidError, match="immutable"):

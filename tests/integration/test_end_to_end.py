@@ -33,7 +33,7 @@ NODE_0 = {*range(8), *range(16, 24)}
 MIB = 1 << 20
 
 
-def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
+def test_a_container_gets_exactly_the_resources_of_its_claim(stage: Stage) -> None:
     """The claim's container has exactly the claim's CPUs, the memory of these CPUs' NUMA node and the claimed
     hugepages.
     """
@@ -139,7 +139,7 @@ def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
         assert box.cpus() == given == stage.held(second.claim_uid)
 
 
-def test_unprepare_of_a_claim_in_use_keeps_its_cpus_held(stage: Stage) -> None:
+def test_cpus_of_an_unprepared_claim_stay_held_until_its_container_exits(stage: Stage) -> None:
     """CPUs that a process may still run on are neither allocated nor in the pool until the process has exited."""
     with StagePod(stage, "web") as web, claim_pod(stage, "old", cpus(16, numa_node=0)) as old:
         plain = web.run()
@@ -208,7 +208,7 @@ def told_of_kill(stage: Stage, box: Box) -> bool:
     return (box.id, "running", 1) in told
 
 
-def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None:
+def test_an_oom_kill_causes_one_event_that_names_the_numa_node(stage: Stage) -> None:
     """There is only one Event, even if the container runs for weeks, the backend restarts, and the API server deletes
     the Event.
     """

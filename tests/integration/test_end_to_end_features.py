@@ -33,7 +33,7 @@ def test_published_fields_depend_on_feature_gates(open_stage: OpenStage) -> None
     assert "DRAListTypeAttributes" in answer
 
 
-def test_a_container_gets_shared_pool_cpus_next_to_its_own(stage: Stage) -> None:
+def test_a_container_gets_shared_pool_cpus_in_addition_to_its_own(stage: Stage) -> None:
     """The container has its exclusive CPUs, which no other container has, and the rest of the pool on their NUMA
     node.
     """

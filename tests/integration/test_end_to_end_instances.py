@@ -88,7 +88,7 @@ def test_the_backends_lock_directory_is_private(open_stage: OpenStage) -> None:
     assert "Traceback" not in log
 
 
-def test_a_static_manager_of_the_kubelet_is_reported(open_stage: OpenStage) -> None:
+def test_a_static_cpu_manager_in_the_kubelet_is_reported(open_stage: OpenStage) -> None:
     """An Event and a metric report the manager, since claims conflict with the kubelet's pinning."""
     stage = open_stage(backend="")
     socket = stage.add_instance().state_socket

@@ -66,7 +66,7 @@ def partitions(open_shared_stage: OpenStage) -> Stage:
     return stage
 
 
-def test_a_pool_that_the_claim_asks_for_is_not_a_warning(partitions: Stage) -> None:
+def test_a_claim_that_requests_pool_cpus_causes_no_warning(partitions: Stage) -> None:
     """The container's report contains the setting; there is no Event, metric or problem."""
     shared = opaque("dra.cpu", "cpuConfig", {"shared": "pool"})
     with claim_pod(partitions, "vpp", cpus(2), config=[shared]) as pod:

@@ -25,7 +25,7 @@ class ExtendedPod(StagePod):
         return {"metadata": metadata, "spec": pod["spec"], "status": self.status}
 
 
-def test_extended_resources_pin_containers(open_stage: OpenStage) -> None:
+def test_containers_with_extended_resources_are_pinned(open_stage: OpenStage) -> None:
     """Each of two containers gets the CPUs of its own request; a third container uses the shared pool."""
     stage = open_stage(config={"cpuDeviceMode": "individual"})
     stage.add_ready_instance()

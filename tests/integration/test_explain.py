@@ -47,7 +47,7 @@ def document(flags: list[str], subject: str) -> tuple[int, Any]:
     return status, json.loads(out)
 
 
-def test_a_running_claim_is_explained(stage: Stage, flags: list[str]) -> None:
+def test_a_claim_in_use_is_explained(stage: Stage, flags: list[str]) -> None:
     """The claim's resources, the reasons for them and the kind of enforcement are explained by claim, by pod, by CPU
     and by device, and no problem is reported.
     """
@@ -143,7 +143,7 @@ def test_unknown_subjects_are_reported(flags: list[str]) -> None:
     assert explain(flags, "cpu/2-3") == (2, "", "dra-frontend: a CPU must be a single number, such as cpu/3\n")
 
 
-def test_a_masked_archive_is_explained(stage: Stage, flags: list[str], tmp_path: Path) -> None:
+def test_claims_in_a_masked_archive_are_explained(stage: Stage, flags: list[str], tmp_path: Path) -> None:
     """None of the archive's files contains a name from the cluster, and a claim's resources are explained as on the
     node.
     """

@@ -92,14 +92,14 @@ def test_fields_of_a_disabled_gate_are_dropped() -> None:
     assert stored == {"name": "d", "capacity": {"size": {"value": "8Gi"}}}
 
 
-def test_fields_in_use_survive_the_gate() -> None:
+def test_fields_in_use_are_kept_while_the_gate_is_off() -> None:
     """An object that already has the field keeps it while the gate is off."""
     old = check(document(shared(default="1Mi")))
     gates = {**GATES_OF_1_36, "DRAConsumableCapacity": False}
     assert admit(gates, SLICES, old, old)["spec"]["devices"][0]["allowMultipleAllocations"]
 
 
-def test_store_locks_optimistically() -> None:
+def test_the_store_uses_optimistic_locking() -> None:
     """An update with a stale resourceVersion fails with a conflict, and an update without changes writes nothing."""
     store = Store()
     made = store.create(CLAIMS, "ns", {"metadata": {"name": "c"}, "spec": {}, "status": {}})
@@ -114,7 +114,7 @@ def test_store_locks_optimistically() -> None:
     ("text", "printed"),
     [("1.5", "1500m"), ("0.5Gi", "512Mi"), ("3000", "3k"), ("1024", "1024"), ("2048Mi", "2Gi"), ("0.5Ki", "512")],
 )
-def test_quantities_print_as_in_the_real_library(text: str, printed: str) -> None:
+def test_quantities_are_formatted_as_in_the_go_library(text: str, printed: str) -> None:
     """The test vectors come from the Go library."""
     assert quantities.canonical(text) == printed
     assert quantities.parse(text) == quantities.parse(printed)

@@ -30,7 +30,7 @@ async def test_a_plugin_with_unknown_event_bits_is_disconnected(tmp_path: Path, 
         assert runtime.plugins == []
 
 
-async def test_a_plugin_that_does_not_acknowledge_a_part_is_disconnected(tmp_path: Path) -> None:
+async def test_a_plugin_that_does_not_acknowledge_a_snapshot_part_is_disconnected(tmp_path: Path) -> None:
     """The response to an intermediate part must set ``more``."""
 
     async def whole(_payload: bytes) -> Message:
@@ -46,7 +46,7 @@ async def test_a_plugin_that_does_not_acknowledge_a_part_is_disconnected(tmp_pat
         assert "does not handle split sync requests" in runtime.log[0]
 
 
-async def test_effective_cpusets_follow_what_is_written(tmp_path: Path) -> None:
+async def test_effective_cpus_are_recomputed_after_a_cpuset_is_written(tmp_path: Path) -> None:
     """A container's effective CPUs are the intersection of its own cpuset and the parent's. If its own cpuset is empty,
     the parent's is effective.
     """

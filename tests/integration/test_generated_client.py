@@ -119,7 +119,7 @@ def test_the_records_of_one_claim_are_read(driver: Driver) -> None:
     assert "GET /v1/claims" in refused.detail
 
 
-def test_a_report_of_the_backend_has_the_declared_form(driver: Driver) -> None:
+def test_the_backends_report_matches_its_schema(driver: Driver) -> None:
     """The body of ``PUT /v1/backend`` consists of the lease and the containers."""
     status = ask_unix(driver.instance.state_socket, "/v1/backend")["status"]
     body = {**status, "metrics": [], "containers": ask_unix(driver.instance.state_socket, "/v1/containers")}

@@ -153,7 +153,7 @@ def test_pages_are_allocated_before_the_pod_is_bound_and_freed_with_the_claim(no
     release(node, pod)
 
 
-def test_a_frontend_that_dies_loses_nothing(node: Node) -> None:
+def test_a_killed_frontend_loses_no_claims_or_pages(node: Node) -> None:
     """The frontend dies between growing the pool and writing the record, while a claim is waiting, and while a claim is
     being deleted.
     """
@@ -268,7 +268,7 @@ def test_a_caller_that_sends_nothing_does_not_stop_the_helper(node: Node) -> Non
         assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)
 
 
-def test_the_helper_ends_on_a_signal(node: Node) -> None:
+def test_the_helper_exits_on_a_signal(node: Node) -> None:
     """As the first process of its container, the helper would otherwise not exit until it is killed at the end of the
     grace period.
     """
@@ -276,7 +276,7 @@ def test_the_helper_ends_on_a_signal(node: Node) -> None:
     node.start_helper()
 
 
-def test_the_helper_ends_on_a_signal_while_it_waits_for_a_request(node: Node) -> None:
+def test_the_helper_exits_on_a_signal_while_it_waits_for_a_request(node: Node) -> None:
     with pool_socket() as silent:
         silent.connect(str(node.socket))
         time.sleep(0.5)

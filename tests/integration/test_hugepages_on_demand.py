@@ -156,7 +156,7 @@ async def test_a_claim_whose_pages_cannot_be_allocated_is_released(rig: Rig) -> 
         await rig.until(lambda: may_bind(rig.claim()))
 
 
-async def test_memory_for_pages_is_published_once(rig: Rig) -> None:
+async def test_memory_reserved_for_hugepages_is_not_published_as_plain_memory(rig: Rig) -> None:
     """Memory that may become pages is not part of plain memory, whether or not the pages have been allocated, and the
     device publishes all of it from the start.
     """

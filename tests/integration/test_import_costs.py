@@ -19,7 +19,7 @@ def test_the_imports_of_a_service_are_measured(service: str, package: str) -> No
     assert found[package] > 0
 
 
-def test_small_packages_are_one_row() -> None:
+def test_small_packages_are_combined_into_one_row() -> None:
     """Figures are in MB, a package that a service does not import has no figure, and the sum covers all packages."""
     text = table({"one": {"pydantic": 4000, "small": 100}, "two": {"other": 1000}})
     rows = [row.strip("|").split("|")[:2] for row in text.splitlines()[2:]]

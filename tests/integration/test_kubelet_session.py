@@ -112,7 +112,7 @@ async def test_the_kubelet_does_not_call_the_driver_for_the_second_pod_of_a_clai
     assert [call for call, _, _ in door.calls] == ["prepare", "unprepare"]
 
 
-async def test_a_kubelet_that_knows_only_v1beta1_is_served(short_root: Path) -> None:
+async def test_a_kubelet_that_supports_only_v1beta1_is_served(short_root: Path) -> None:
     """The version is chosen once, at registration; v1beta1 works without share ids."""
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
     async with Kubelet(short_root, KubeletSettings(poll=0.02, services=("v1beta1.DRAPlugin",))) as kubelet, plugin:
@@ -139,7 +139,7 @@ async def test_a_failed_registration_is_reported_and_retried(short_root: Path) -
 
 
 @pytest.mark.parametrize("service", ["v1alpha1", "v1beta1", "v1"])
-async def test_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: Path, service: str) -> None:
+async def test_the_health_stream_reaches_the_kubelet_and_ends_at_shutdown(short_root: Path, service: str) -> None:
     """In each of its versions, the health API streams the complete list and its changes, and the stream ends cleanly at
     shutdown.
     """

@@ -92,7 +92,7 @@ def test_a_claimed_cpu_that_goes_offline_stays_claimed(stage: Stage, machine: Ho
         soon("the device to become healthy again", lambda: health(stage, "cpudevnuma001") == ("HEALTHY", "online"))
 
 
-def test_a_reserved_cpu_that_is_offline_at_the_start_is_a_warning(stage: Stage, machine: HostDirectory) -> None:
+def test_a_reserved_cpu_that_is_offline_at_startup_causes_a_warning(stage: Stage, machine: HostDirectory) -> None:
     """SMT is off, or a core has failed: the frontend starts with a warning and can still unprepare claims."""
     instance = stage.instances[0]
     with claim_pod(stage, "kept", cpus(2)) as pod:
@@ -106,7 +106,7 @@ def test_a_reserved_cpu_that_is_offline_at_the_start_is_a_warning(stage: Stage, 
         machine.take_online({16})
 
 
-def test_an_unreadable_machine_changes_nothing(stage: Stage, machine: HostDirectory) -> None:
+def test_published_devices_are_kept_if_discovery_fails(stage: Stage, machine: HostDirectory) -> None:
     """The error is reported, and the last known devices stay published."""
     online = machine.root / "sys/devices/system/cpu/online"
     before, text = published(stage), online.read_text()

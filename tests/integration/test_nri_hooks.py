@@ -14,7 +14,7 @@ from tests.fakes.runtime_store import OperationError
 from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
 
-async def test_a_rejection_fails_the_container_and_keeps_the_plugin(tmp_path: Path) -> None:
+async def test_a_rejected_container_fails_and_the_plugin_stays_connected(tmp_path: Path) -> None:
     """CreateContainer and StartContainer fail with the plugin's message; stop and remove events follow."""
     refused = "create_container"
 
@@ -78,7 +78,7 @@ async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path
             await rig.runtime.create_container(pod, "app")
 
 
-async def test_a_cpuset_outside_the_machine_fails_after_the_hook(tmp_path: Path) -> None:
+async def test_a_cpuset_with_nonexistent_cpus_fails_after_the_hook(tmp_path: Path) -> None:
     """runc fails at create; the stop event shows the plugin that the container never ran."""
     async with nri_rig(tmp_path, cgroup_root=tmp_path / "cgroup") as rig:
         rig.answer(cpus="64")

@@ -67,7 +67,7 @@ async def test_a_container_starts_and_ends_at_every_api_level(tmp_path: Path, le
         assert rig.session.status.request_timeout == (2.0 if LEVELS[level].timeouts else None)
 
 
-async def test_a_plugin_that_disconnects_first_answers_pending_calls(tmp_path: Path) -> None:
+async def test_a_plugin_answers_pending_calls_before_it_disconnects(tmp_path: Path) -> None:
     """Interrupting a start would kill its container. The shutdown does not wait for a call that takes too long."""
     async with nri_rig(tmp_path) as rig:
         pod = await rig.runtime.run_pod_sandbox("web")

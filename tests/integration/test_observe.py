@@ -65,7 +65,7 @@ def changes(found: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("reserved", "partitions"), [("0,16", False), ("0,16", True), ("", False), ("", True)])
-def test_observing_writes_nothing_and_enforcing_writes_what_was_reported(
+def test_observing_writes_nothing_and_enforcing_writes_the_reported_values(
     open_stage: OpenStage, machine_root: Path, reserved: str, partitions: bool
 ) -> None:
     """Files of pods that ran before the driver stay unchanged, and enforcement writes exactly the reported ones."""

@@ -74,7 +74,7 @@ def test_readiness_depends_on_the_runtime_and_liveness_does_not(
 
 
 @pytest.mark.parametrize("service", ["frontend", "backend"])
-def test_a_port_in_use_ends_the_process(open_stage: OpenStage, service: str) -> None:
+def test_a_service_exits_if_its_port_is_in_use(open_stage: OpenStage, service: str) -> None:
     """A pod that cannot be probed must not look healthy; the log gives the cause in one line."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         taken = at({"frontend": OUR_FRONTEND, "backend": OUR_BACKEND}[service], listening.getsockname()[1])
@@ -85,7 +85,7 @@ def test_a_port_in_use_ends_the_process(open_stage: OpenStage, service: str) -> 
         assert "Traceback" not in process.tail()
 
 
-def test_a_node_that_is_not_set_up_ends_the_process(open_stage: OpenStage) -> None:
+def test_the_backend_exits_if_the_node_is_not_set_up(open_stage: OpenStage) -> None:
     """The process exits before it creates anything, and prints one line without a traceback."""
     stage = open_stage(frontend="", backend=f"{OUR_BACKEND} --cgroup-root=/absent")
     backend = stage.add_instance().backend

@@ -31,7 +31,7 @@ def test_links_of_a_form_are_valid(form: Path) -> None:
         assert (ROOT / path).is_file(), path
 
 
-def test_commit_hooks_run_gates_of_the_makefile() -> None:
+def test_commit_hooks_run_commands_of_the_makefile() -> None:
     """The hooks are local, and each runs a command of "make check" or a target of the Makefile."""
     makefile = (ROOT / "Makefile").read_text()
     assert [one["repo"] for one in HOOKS] == ["local"]

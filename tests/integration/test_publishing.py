@@ -228,7 +228,7 @@ async def test_the_publisher_survives_unexpected_responses(rig: Rig, verb: str, 
     assert rig.asked("delete") == 0
 
 
-async def test_the_publisher_survives_an_unknown_exception(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_publisher_survives_an_unexpected_exception(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """An internal error in one round is logged with its traceback, and the next round is tried."""
     async with rig.publisher({NODE: [{"metadata": {"name": "x"}}]}) as publisher:
         await eventually(lambda: publisher.error)
@@ -477,7 +477,7 @@ async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
 
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_published_devices_are_valid_and_unchanged(rig: Rig, driver: str, counted: bool) -> None:
+async def test_published_devices_are_valid_and_not_written_again(rig: Rig, driver: str, counted: bool) -> None:
     """The server accepts the slices, and values that its response spells differently are not mistaken for changes."""
     rig.server.options.version = "1.37"
     rig.server.options.gates["DRANodeAllocatableResources"] = True
@@ -491,7 +491,7 @@ async def test_published_devices_are_valid_and_unchanged(rig: Rig, driver: str, 
     assert {ALLOCATABLE in each for one in rig.slices() for each in one["spec"]["devices"]} == {counted}
 
 
-async def test_the_publisher_waits_for_the_end_of_an_outage_at_the_start(rig: Rig) -> None:
+async def test_the_publisher_retries_until_an_outage_at_startup_ends(rig: Rig) -> None:
     """All kinds of transient errors are retried with increasing delays until the server has recovered."""
     for answer in ("drop", 500, 429):
         rig.server.fail_next(2, answer)
@@ -561,7 +561,7 @@ async def test_missing_permissions_are_reported_with_the_rule(rig: Rig) -> None:
     assert [reason for reason, _ in rig.notices] == ["ResourceSlicesNotPublished"]
 
 
-async def test_slices_that_can_no_longer_be_written_are_a_warning(rig: Rig) -> None:
+async def test_slices_that_can_no_longer_be_written_cause_a_warning(rig: Rig) -> None:
     """The driver stays ready, because the published slices remain valid. The warning says that they are outdated."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)

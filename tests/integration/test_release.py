@@ -342,6 +342,6 @@ def test_the_first_command_names_the_python_that_it_needs(version: str, found: s
     assert not (tmp_path / "venv").exists()
 
 
-def test_the_lowest_python_is_the_same_everywhere() -> None:
+def test_the_minimum_python_version_is_the_same_everywhere() -> None:
     """The README, the packages, the locks and the linters' settings contain the same version."""
     assert python_faults() == []

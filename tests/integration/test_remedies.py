@@ -103,7 +103,7 @@ def test_a_missing_dac_override_is_a_node_problem(tmp_path: Path) -> None:
         assert "give the backend container the DAC_OVERRIDE capability" in cause_of(one.code_text).remedy
 
 
-def test_a_kernel_without_partitions_is_a_limit_of_the_node(tmp_path: Path) -> None:
+def test_a_kernel_without_partitions_is_a_limitation_of_the_node(tmp_path: Path) -> None:
     """Neither an old kernel nor a node that is itself a container is the pod's fault."""
     tree = CgroupTree(str(tmp_path))
     old = cause_of(tree.partition_obstacle().code_text)
@@ -171,11 +171,11 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
 
 
 @pytest.mark.parametrize(("irqs", "reported"), [("move", True), ("keep", False)])
-def test_interrupts_under_a_read_only_mount_are_a_problem(
+def test_a_read_only_interrupt_mount_is_a_problem_if_interrupts_are_moved(
     irqs: Literal["move", "keep"], reported: bool, tmp_path: Path
 ) -> None:
-    """The mount is reported as a problem only if interrupts are to be moved. Without the report, only the startup log
-    would mention the mount.
+    """With ``irqs: keep`` there is no problem. Without a problem in the report, only the startup log would mention the
+    mount.
     """
     settings = load_settings(["--kernel-root=/no/such/root"], {"POD_UID": "u", "NODE_NAME": "n"})
     isolation = HostIsolation(NodeState(Config(irqs=irqs)), lambda: True, CgroupTree(str(tmp_path)), settings)

@@ -27,7 +27,7 @@ def imported(service: Process) -> set[str]:
     return set(re.findall(r"^import time: +\d+ \| +\d+ \| +(\S+)$", log, re.MULTILINE))
 
 
-def test_a_running_service_imports_no_tool_and_nothing_large_that_it_does_not_use(open_stage: OpenStage) -> None:
+def test_a_running_service_imports_no_tools_and_no_large_unused_modules(open_stage: OpenStage) -> None:
     """The import contract checks import statements. This test checks the modules that a service has imported to prepare
     and show a claim.
     """

@@ -30,7 +30,7 @@ def lacking(document: Document) -> set[str]:
 
 
 @pytest.mark.parametrize("release", ["1.7", "2.0", "2.1", "2.2", "2.3"])
-def test_after_the_drop_in_the_doctor_finds_nothing(release: str) -> None:
+def test_the_doctor_finds_no_missing_setting_after_the_drop_in_is_merged(release: str) -> None:
     """The doctor reports each missing setting. Once the drop-in has been merged as the containerd release merges it, no
     setting is missing, except for those of the NRI validator, which releases before 2.2 do not have.
     """

@@ -21,7 +21,7 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:3", "1G:1",
 @pytest.mark.core
 @each_runtime
 @both_drivers
-def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
+def test_a_container_gets_its_claims_resources_on_one_numa_node(cluster: Cluster) -> None:
     """CPUs, memory and hugepages of both sizes come from the claimed NUMA node, and mapping one more page fails."""
     db = cluster.pod(cpus(2, numa_node=1), memory(64 * MIB), hugepages(6 * MIB), hugepages(GIB, "1g", "gigs"))
     box = db.run(command=HOLD, image="python")

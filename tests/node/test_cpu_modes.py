@@ -42,7 +42,7 @@ def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster
 
 
 @by_machine
-def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> None:
+def test_a_claim_that_requires_one_l3_is_refused_if_none_is_large_enough(cluster: Cluster) -> None:
     """In a device that covers the machine, a claim for four CPUs of a single L3 cache succeeds. A claim for five CPUs
     is refused with a message that names the L3, since no L3 has five.
     """
@@ -57,10 +57,8 @@ def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> No
 
 
 @pytest.mark.configuration(groupBy="l3")
-def test_an_l3_is_a_device(cluster: Cluster) -> None:
-    """With groupBy l3, the CPUs that share a cache form one device, and the container of a claim for a whole device is
-    pinned to that device's CPUs.
-    """
+def test_cpus_that_share_an_l3_form_a_device(cluster: Cluster) -> None:
+    """This requires ``groupBy: l3``. The container of a claim for a whole device is pinned to that device's CPUs."""
     sizes = cpu_devices(cluster)
     assert sorted(sizes.values()) == [2, 4]
     db = cluster.pod(cpus(4))

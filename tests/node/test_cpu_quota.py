@@ -21,7 +21,7 @@ def throttled(group: Cgroup) -> int:
 
 
 @both_drivers
-def test_a_claim_that_covers_the_limit_ends_the_quota_and_raises_that_of_its_pod(cluster: Cluster) -> None:
+def test_a_claim_that_covers_the_cpu_limit_lifts_the_quota(cluster: Cluster) -> None:
     """Four busy threads on two claimed CPUs are never throttled; the pod's own limit is restored once the container has
     exited.
     """
@@ -37,7 +37,7 @@ def test_a_claim_that_covers_the_limit_ends_the_quota_and_raises_that_of_its_pod
     until(lambda: pod.read("cpu.max") == TWO, "the pod has the kubelet's limit again")
 
 
-def test_a_claim_that_keeps_its_quota_is_limited(cluster: Cluster) -> None:
+def test_quota_keep_leaves_the_kubelets_limits_in_place(cluster: Cluster) -> None:
     """With ``quota: keep``, the kubelet's limits stay on the container and the pod, and the kernel enforces them."""
     db = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(quota="keep")])
     pod = db.sandbox.cgroup

@@ -80,7 +80,7 @@ def containers(node: Node) -> list[str]:
 
 
 @each_runtime
-def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: str, configuration: Path) -> None:
+def test_the_runtime_pages_commands_enable_a_disabled_nri(node: Node, image: str, configuration: Path) -> None:
     """The page's blocks run in order: the check finds a problem, the drop-in is installed, and then the check
     finds nothing.
 

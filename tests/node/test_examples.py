@@ -192,7 +192,7 @@ def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[
 
 
 @pytest.mark.parametrize(("name", "mode"), list(cases()))
-def test_an_example_gets_its_resources(cluster: Cluster, others: None, name: str, mode: str) -> None:
+def test_containers_of_an_example_get_their_resources(cluster: Cluster, others: None, name: str, mode: str) -> None:
     """The example starts, and the kernel's files, read inside and outside the container, match the claim's record."""
     path = next(path for path in PATHS if path.stem == name)
     backend = cluster.instance.lease()

@@ -50,7 +50,7 @@ def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
         set_property(format_cpu_list(CPUS))
 
 
-def test_a_killed_backend_leaves_host_daemons_free(cluster: Cluster) -> None:
+def test_host_daemons_get_their_cpus_back_after_the_backend_was_killed(cluster: Cluster) -> None:
     """The backend is killed while a claim exists. The restarted backend reads the original limits, which the killed
     process had stored, and restores them when the claim ends.
     """

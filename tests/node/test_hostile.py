@@ -52,7 +52,7 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
 
 
 @pytest.mark.core
-def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
+def test_a_container_that_forges_a_claim_never_gets_the_pool_for_itself(cluster: Cluster) -> None:
     """A container that forges a claim's environment variable with all CPUs of the pool, and starts while no instance is
     connected, is treated like a container without a claim, however often the backend restarts.
     """

@@ -18,7 +18,7 @@ def active(cluster: Cluster) -> list[Instance]:
     return [instance for instance in cluster.instances if instance.active]
 
 
-def test_only_one_of_two_instances_adjusts_and_the_other_takes_over(cluster: Cluster) -> None:
+def test_only_one_of_two_instances_adjusts_containers_and_the_other_takes_over(cluster: Cluster) -> None:
     """If both instances adjusted containers, creating a container would fail. The standby takes over after a kill and
     after a clean shutdown of the active instance.
     """

@@ -32,7 +32,7 @@ def free_pages() -> int:
 
 
 @pytest.mark.core
-def test_sizes_nodes_and_claims_are_summed(cluster: Cluster) -> None:
+def test_hugepage_limits_are_summed_over_all_claims_and_numa_nodes(cluster: Cluster) -> None:
     """A container with two claims on two nodes and with two page sizes can touch as many pages as all its claims
     together provide, and not one more.
     """

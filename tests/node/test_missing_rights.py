@@ -62,7 +62,7 @@ def words(cluster: Cluster, half: str) -> list[str]:
     return "\n".join([container.log(), probe, *problems]).splitlines()
 
 
-def test_every_right_of_the_rendered_pod_is_tried(cluster: Cluster) -> None:
+def test_every_right_of_the_rendered_pod_is_tested(cluster: Cluster) -> None:
     """Every mount and capability of the rendered pod has an entry in MESSAGES; a new one needs an entry, too."""
     cluster.configure({})
     assert sorted(removals(cluster.objects)) == sorted(MESSAGES)

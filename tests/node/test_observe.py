@@ -39,7 +39,7 @@ def contents() -> dict[str, str]:
 
 @pytest.mark.core
 @pytest.mark.configuration(enforcement="observe")
-def test_observing_changes_nothing_and_enforcing_then_writes_what_was_reported(cluster: Cluster) -> None:
+def test_observing_changes_nothing_and_enforcing_writes_the_reported_values(cluster: Cluster) -> None:
     """While the driver only observes, with two pods running, the files of cgroups, interrupts, workqueues and hugepage
     pools do not change. Once enforcement is enabled, the driver writes the reported values.
     """

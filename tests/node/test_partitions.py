@@ -124,7 +124,7 @@ def test_a_shared_claim_is_enforced_next_to_a_partition(cluster: Cluster) -> Non
     one.end()
 
 
-def test_a_sidecar_next_to_a_claim_for_all_cpus_gets_the_reserved_cpus(cluster: Cluster) -> None:
+def test_a_sidecar_in_a_pod_that_claims_all_cpus_gets_the_reserved_cpus(cluster: Cluster) -> None:
     """If the sidecar used any of the claim's CPUs, the partition would become invalid. The sidecar therefore gets the
     reserved CPUs.
     """

@@ -39,7 +39,7 @@ def split(pod: ClaimPod) -> Container:
 
 
 @each_keeper
-def test_control_threads_follow_the_pool_and_the_data_plane_stays(cluster: Cluster, keeper: str) -> None:
+def test_control_threads_follow_the_pool_and_data_plane_threads_stay(cluster: Cluster, keeper: str) -> None:
     """The container's threads pin themselves only once. When other claims start and end, they need not be pinned again,
     because the kernel remembers the mask that each thread has requested.
 

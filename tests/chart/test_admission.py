@@ -49,14 +49,18 @@ def test_slices_that_the_driver_publishes_are_allowed(operation: str, node: str)
 @pytest.mark.parametrize(
     ("document", "node", "text"),
     [
-        pytest.param(of_node("b"), "a", "the driver on node a may not write a slice of node b", id="stolen token"),
+        pytest.param(
+            of_node("b"), "a", "the driver on node a may not write a slice of node b", id="another node's slice"
+        ),
         pytest.param(
             {"spec": {"driver": "dra.cpu", "allNodes": True, "pool": {"name": "a"}}},
             "a",
             "may not write a slice of node",
-            id="devices for the whole cluster",
+            id="devices for all nodes",
         ),
-        pytest.param(of_node("a", "gpu.example"), "a", "slices of dra.cpu and dra.memory only", id="forged GPU"),
+        pytest.param(
+            of_node("a", "gpu.example"), "a", "slices of dra.cpu and dra.memory only", id="another driver's slice"
+        ),
         pytest.param(of_node("a"), None, "the token names no node", id="token that is not bound to a pod"),
     ],
 )
@@ -117,14 +121,26 @@ GPU = [{"driver": "gpu.example", "device": "gpu-0"}]
 @pytest.mark.parametrize(
     ("new", "old", "text"),
     [
-        pytest.param(with_status(devices=MINE), with_status(), ALLOWED, id="ours"),
-        pytest.param(with_status(devices=[*GPU, *MINE]), with_status(devices=GPU), ALLOWED, id="beside others"),
-        pytest.param(with_status("b", devices=MINE), with_status("b"), "a claim on another node", id="another node's"),
+        pytest.param(with_status(devices=MINE), with_status(), ALLOWED, id="own entry"),
+        pytest.param(
+            with_status(devices=[*GPU, *MINE]), with_status(devices=GPU), ALLOWED, id="own entry, another driver's kept"
+        ),
+        pytest.param(
+            with_status("b", devices=MINE), with_status("b"), "a claim on another node", id="claim on another node"
+        ),
         pytest.param({"status": {"devices": MINE}}, {"status": {}}, "a claim on another node", id="unallocated claim"),
-        pytest.param(with_status(devices=GPU), with_status(), "dra.cpu and dra.memory only", id="another driver"),
-        pytest.param(with_status(), with_status(devices=GPU), "dra.cpu and dra.memory only", id="removed"),
-        pytest.param(with_status(reservedFor=[]), with_status(), "may change only status.devices", id="stolen"),
-        pytest.param(with_status("b"), with_status(), "may change only status.devices", id="moved"),
+        pytest.param(
+            with_status(devices=GPU), with_status(), "dra.cpu and dra.memory only", id="another driver's entry added"
+        ),
+        pytest.param(
+            with_status(), with_status(devices=GPU), "dra.cpu and dra.memory only", id="another driver's entry removed"
+        ),
+        pytest.param(
+            with_status(reservedFor=[]), with_status(), "may change only status.devices", id="reservation removed"
+        ),
+        pytest.param(
+            with_status("b"), with_status(), "may change only status.devices", id="allocation moved to another node"
+        ),
     ],
 )
 def test_the_status_of_the_nodes_claims_can_be_written(new: Document, old: Document, text: str) -> None:

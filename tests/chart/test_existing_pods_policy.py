@@ -136,13 +136,15 @@ BURSTABLE = {"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"cpu": "4", "
     [
         pytest.param(pod({}), id="best effort"),
         pytest.param(pod(BURSTABLE), id="burstable"),
-        pytest.param(pod(equal("4"), {}), id="one container is not"),
-        pytest.param(pod(equal("4"), initContainers=[{"name": "i", "resources": {}}]), id="an init container is not"),
-        pytest.param(pod(equal("2500m")), id="a part of a CPU"),
-        pytest.param(pod(equal("3")), id="a number without a template"),
-        pytest.param(pod(equal("4"), resourceClaims=[{"name": "x"}]), id="has a claim"),
-        pytest.param(pod(equal("4"), resources={"limits": {"cpu": "8"}}), id="resources of the pod"),
-        pytest.param(pod(equal("4"), nodeName="node-a"), id="bound already"),
+        pytest.param(pod(equal("4"), {}), id="a container without requests"),
+        pytest.param(
+            pod(equal("4"), initContainers=[{"name": "i", "resources": {}}]), id="an init container without requests"
+        ),
+        pytest.param(pod(equal("2500m")), id="a fractional number of CPUs"),
+        pytest.param(pod(equal("3")), id="a number of CPUs without a template"),
+        pytest.param(pod(equal("4"), resourceClaims=[{"name": "x"}]), id="a pod with a claim"),
+        pytest.param(pod(equal("4"), resources={"limits": {"cpu": "8"}}), id="pod-level resources"),
+        pytest.param(pod(equal("4"), nodeName="node-a"), id="a pod that is already bound"),
     ],
 )
 def test_all_other_pods_are_unchanged(given: Document) -> None:

@@ -53,11 +53,11 @@ CHANGES: dict[str, Callable[[Document], object]] = {
     "a capability": lambda t: backend(t)["securityContext"]["capabilities"]["add"].append("NET_ADMIN"),
     "a dropped capability": lambda t: backend(t)["securityContext"]["capabilities"].update(drop=["KILL"]),
     "privilege escalation": lambda t: backend(t)["securityContext"].update(allowPrivilegeEscalation=True),
-    "a writable root": lambda t: backend(t)["securityContext"].update(readOnlyRootFilesystem=False),
+    "a writable root file system": lambda t: backend(t)["securityContext"].update(readOnlyRootFilesystem=False),
     "a privileged container": lambda t: backend(t)["securityContext"].update(privileged=True),
     "another user": lambda t: backend(t)["securityContext"].update(runAsUser=1000),
-    "another user of the pod": lambda t: t["spec"]["securityContext"].update(runAsUser=1000),
-    "no filter of system calls": lambda t: t["spec"]["securityContext"]["seccompProfile"].update(type="Unconfined"),
+    "another user for the whole pod": lambda t: t["spec"]["securityContext"].update(runAsUser=1000),
+    "no seccomp filter": lambda t: t["spec"]["securityContext"]["seccompProfile"].update(type="Unconfined"),
     "an AppArmor profile": lambda t: backend(t)["securityContext"].update(appArmorProfile={"type": "Unconfined"}),
     "another SELinux type": lambda t: t["spec"]["securityContext"]["seLinuxOptions"].update(type="container_t"),
     "an argument": lambda t: backend(t)["args"].append("--log-level=debug"),
@@ -66,13 +66,13 @@ CHANGES: dict[str, Callable[[Document], object]] = {
     "another image": lambda t: backend(t).update(image="localhost/other:1"),
     "a mount": lambda t: backend(t)["volumeMounts"].append({"name": "hidden", "mountPath": "/x"}),
     "a read-only mount": lambda t: backend(t)["volumeMounts"][2].update(readOnly=True),
-    "propagation": lambda t: backend(t)["volumeMounts"][2].update(mountPropagation="Bidirectional"),
-    "another place on the node": lambda t: t["spec"]["volumes"][2]["hostPath"].update(path="/elsewhere"),
+    "mount propagation": lambda t: backend(t)["volumeMounts"][2].update(mountPropagation="Bidirectional"),
+    "another host path": lambda t: t["spec"]["volumes"][2]["hostPath"].update(path="/elsewhere"),
     "a memory limit": lambda t: backend(t)["resources"]["limits"].update(memory="1Gi"),
     "a CPU limit": lambda t: backend(t)["resources"]["limits"].update(cpu="1"),
     "a CPU request": lambda t: backend(t)["resources"]["requests"].update(cpu="1"),
-    "another priority": lambda t: t["spec"].update(priorityClassName="other"),
-    "the node's network": lambda t: t["spec"].update(hostNetwork=True),
+    "another priority class": lambda t: t["spec"].update(priorityClassName="other"),
+    "the host network": lambda t: t["spec"].update(hostNetwork=True),
     "a label": lambda t: t["metadata"]["labels"].update(x="y"),
     "an annotation": lambda t: t["metadata"]["annotations"].update(x="y"),
     "a port": lambda t: backend(t)["ports"].append({"name": "other", "containerPort": 9}),
@@ -90,13 +90,16 @@ def test_changing_the_pod_changes_the_calls_to_the_runtime(change: Callable[[Doc
 
 UNKNOWN: dict[str, tuple[Callable[[Document], object], str]] = {
     "of the pod": (lambda t: t["spec"].update(shareProcessNamespace=True), r"spec\.shareProcessNamespace"),
-    "of its metadata": (lambda t: t["metadata"].update(finalizers=["x"]), r"metadata\.finalizers"),
+    "of the pod's metadata": (lambda t: t["metadata"].update(finalizers=["x"]), r"metadata\.finalizers"),
     "of a container": (lambda t: backend(t).update(workingDir="/tmp"), r"containers\[1\]\.workingDir"),
-    "of its rights": (
+    "of a container's security context": (
         lambda t: backend(t)["securityContext"].update(procMount="Unmasked"),
         r"securityContext\.procMount",
     ),
-    "of the pod's rights": (lambda t: t["spec"]["securityContext"].update(fsGroup=1), r"securityContext\.fsGroup"),
+    "of the pod's security context": (
+        lambda t: t["spec"]["securityContext"].update(fsGroup=1),
+        r"securityContext\.fsGroup",
+    ),
     "of a mount": (
         lambda t: backend(t)["volumeMounts"][0].update(recursiveReadOnly="Enabled"),
         r"volumeMounts\[0\]\.recursiveReadOnly",
@@ -115,10 +118,10 @@ def test_an_unknown_field_is_rejected_with_its_path(change: Callable[[Document],
 
 
 VALUES: dict[str, Callable[[Document], object]] = {
-    "a profile of the node": lambda t: t["spec"]["securityContext"]["seccompProfile"].update(type="Localhost"),
+    "a Localhost seccomp profile": lambda t: t["spec"]["securityContext"]["seccompProfile"].update(type="Localhost"),
     "a DNS policy": lambda t: t["spec"].update(dnsPolicy="None"),
     "a resource": lambda t: backend(t)["resources"]["limits"].update(pids="1"),
-    "a field of the pod": lambda t: backend(t)["env"][0]["valueFrom"]["fieldRef"].update(fieldPath="status.podIP"),
+    "a downward API field": lambda t: backend(t)["env"][0]["valueFrom"]["fieldRef"].update(fieldPath="status.podIP"),
 }
 
 

@@ -30,7 +30,7 @@ MATRIX: dict[str, Document] = {
     "everything": EVERYTHING,
     "peer": {"fullnameOverride": "dracpu", "podLabels": {"app": "dracpu"}, "namespaceOverride": "kube-system"},
     "memory peer": {"fullnameOverride": "dramemory", "namespaceOverride": "kube-system"},
-    "bare": {
+    "minimal": {
         "rbac": {"create": False},
         "serviceAccount": {"create": False},
         "admissionPolicy": {name: {"enabled": False} for name in ("parameters", "tolerateMissing")}
@@ -43,7 +43,7 @@ MATRIX: dict[str, Document] = {
         "networkPolicy": {"enabled": False},
         "hostHugepages": {"detect": False},
     },
-    "own": {
+    "customized": {
         "driverConfig": {
             "reservedCPUs": "0-1,64",
             "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": 4096}}],
@@ -429,7 +429,7 @@ def classes(values: Document) -> dict[str, list[str]]:
 def test_the_default_device_classes_are_the_documented_ones() -> None:
     """There are four classes by default, and one for each additional page size that is configured."""
     assert classes({}).keys() == {"dra.cpu", "dra.memory", "dra.hugepages-2m", "dra.hugepages-1g"}
-    own = classes(MATRIX["own"])
+    own = classes(MATRIX["customized"])
     assert own.keys() == {"dra.cpu", "dra.memory", "dra.hugepages-64k", "dra.hugepages-512m"}
     assert own["dra.cpu"] == ['device.driver == "dra.cpu"']
 

@@ -59,10 +59,10 @@ def _row(name: str, run: Run) -> Attack:
 
 
 ATTACKS = [
-    _attack("responses to reading claims are nonsense", _claims, "in the end"),
+    _attack("invalid responses to reads of claims", _claims, "in the end"),
     _row("410 for every list and watch", answers({"answer": 410, "count": 1_000_000})),
     _row(
-        "500, other JSON, JSON nested 100,000 deep, dropped connections",
+        "500, unexpected JSON, 100,000 nested lists, dropped connections",
         answers(
             {"answer": 500},
             {"answer": 200, "body": '{"ok": true}'},
@@ -71,7 +71,7 @@ ATTACKS = [
         ),
     ),
     _row(
-        "429, events and lists of another form, no response",
+        "malformed events, 429, malformed lists, no response",
         answers(
             {"answer": 200, "body": _EVENTS, "verb": "watch"},
             {"answer": 429, "retry_after": 1},

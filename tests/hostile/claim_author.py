@@ -70,7 +70,7 @@ ATTACKS = [
         f"{_SHORT}.*cpuset",
     ),
     _attack(
-        "parameters nested 200 deep",
+        "parameters nested 200 levels deep",
         with_parameters(_cpu(_nested(200))),
         f"{_SHORT}.*nested more than 64 levels deep",
     ),

@@ -118,17 +118,17 @@ _attack = partial(Attack, Actor.FILE)
 
 ATTACKS = [
     _attack(
-        "a FIFO, a link to itself, a link to /dev/zero, a directory",
+        "a FIFO, a symlink to itself, a symlink to /dev/zero, a directory",
         with_entries(*_NO_FILES),
         "is not a regular file",
     ),
     _attack(
-        "damaged JSON, lists nested 500,000 deep, noise, a lone surrogate, 100 MB",
+        "truncated JSON, 500,000 nested lists, random bytes, a lone surrogate, 100 MB",
         with_entries(*_NO_JSON),
         "(?s)(?=.*nested more than 64 levels deep).*larger than 1048576 bytes",
     ),
     _attack(
-        "impossible amounts in the record of a running container",
+        "invalid amounts in the record of a running container",
         with_records(
             _memory(pageBytes=0),
             _memory(pageBytes=1000, hugepages=True),

@@ -58,11 +58,12 @@ def _row(name: str, sent: bytes) -> Attack:
 
 ATTACKS = [
     _row("2,000 idle connections", b""),
-    _row("headers that do not end", b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 9000),
-    _row("500 requests at once, whose responses are not read", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 500),
-    _row("heads with many lines", _HEAD + b"a:b\r\n" * 1300 + b"\r\n"),
+    _row("a header that does not end", b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 9000),
+    _row("500 pipelined requests whose responses are not read", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 500),
+    _row("requests with many headers", _HEAD + b"a:b\r\n" * 1300 + b"\r\n"),
     _row(
-        "heads with runs of blanks and a control character", _HEAD + b"A: " + (b"a" + b" " * 63) * 120 + b"\0\r\n\r\n"
+        "a header with long runs of spaces and a control character",
+        _HEAD + b"A: " + (b"a" + b" " * 63) * 120 + b"\0\r\n\r\n",
     ),
     _row(
         "a body of unlimited length, and bytes that are not HTTP", _BODY + b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" * 500

@@ -93,18 +93,18 @@ _attack = partial(Attack, Actor.POD_AUTHOR)
 
 ATTACKS = [
     _attack(
-        "a variable whose name has 1 MB",
+        "a variable name of 1 MB",
         with_environment(_one("0", f"DRA_CPUSET_{_ANY}" + "a" * (1 << 20))),
         r"refused with \d{1,4} characters",
     ),
-    _attack("a name that forges a log line", _log_line, "refused"),
+    _attack("a variable name that forges a log line", _log_line, "refused"),
     _attack("variables of another pod's claim", _claim_of_another_pod, "refused .*not for this pod"),
     _attack(
-        "a list of 1.5 MB",
+        "a CPU list of 1.5 MB",
         with_environment(_one("0-65535," * (190 << 10))),
         _SHORT,
     ),
     _attack("16,000 variables in addition to the pod's own claim", _many_beside_the_own_claim, _SHORT),
-    _attack("a container that names the whole pool", _the_whole_pool, r"runs on \d", 2.0),
-    _attack("a cgroup with the name of crun's", _a_group_of_its_own, r"runs on \d"),
+    _attack("a variable that lists the whole pool", _the_whole_pool, r"runs on \d", 2.0),
+    _attack("a cgroup with the name of crun's sub-cgroup", _a_group_of_its_own, r"runs on \d"),
 ]

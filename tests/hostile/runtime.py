@@ -98,7 +98,7 @@ ATTACKS = [
         "bytes that are not frames", sends(b"\xff" * 5000, _MUX_TOO_LONG, _TTRPC_TOO_LONG), "reconnected 3 times", 2.0
     ),
     _attack(
-        "unrequested responses, unknown connections, unreadable calls",
+        "unsolicited responses, unknown connections, unreadable calls",
         sends(_ANSWERS, b"\0\0\0\x09\0\0\0\0" * 500, _NONSENSE * 100),
         "reconnected 3 times",
         2.0,
@@ -110,7 +110,7 @@ ATTACKS = [
         "unknown-pod",
         3.0,
     ),
-    _attack("two containers with one id", lists({"id": "VICTIM"}, _UNKNOWN, _UNKNOWN), "unknown-pod", 3.0),
+    _attack("two containers with the same ID", lists({"id": "VICTIM"}, _UNKNOWN, _UNKNOWN), "unknown-pod", 3.0),
     _attack(
         "invalid values in a container",
         lists(
@@ -136,13 +136,13 @@ ATTACKS = [
         1.0,
     ),
     _attack(
-        "a container of a claim that ends before it starts",
+        "a claim container that stops before it starts",
         mixes(lambda _field, pod, box: _of(pod, box, "StopContainer")),
         _PINNED,
         1.0,
     ),
     _attack(
-        "a container of a claim that is removed before it starts",
+        "a claim container that is removed before it starts",
         mixes(lambda _field, pod, box: _of(pod, box, "RemoveContainer", "StopContainer")),
         _PINNED,
         1.0,

@@ -33,39 +33,39 @@ def check(slice_document: Document, **gates: bool) -> Document:
 
 SPAN = {"min": "4Ki", "step": "4Ki", "max": "8Gi"}
 INVALID = {
-    "trap 5.5: taints need slices of 64": document(
+    "65 devices with taints": document(
         *({"name": f"d{n}", "taints": [{"key": "k", "effect": "NoSchedule"}]} for n in range(65))
     ),
     "129 devices": document(*({"name": f"d{n}"} for n in range(129))),
-    "trap 5.6: 33 attributes and capacities": document(
+    "33 attributes and capacities": document(
         {
             "name": "d",
             "attributes": {f"a{n}": {"int": 1} for n in range(32)},
             "capacity": {"c": {"value": "1"}},
         }
     ),
-    "trap 5.7: long string": document({"name": "d", "attributes": {"a": {"string": "ä" * 33}}}),
-    "trap 5.7: loose version": document({"name": "d", "attributes": {"a": {"version": "1.2"}}}),
-    "trap 5.8: count of zero": document(pool={"name": "p", "generation": 1}),
-    "trap 5.9: underscore in a device": document({"name": "d_1"}),
-    "trap 5.9: dash in an attribute": document({"name": "d", "attributes": {"a-b": {"int": 1}}}),
-    "two values": document({"name": "d", "attributes": {"a": {"int": 1, "bool": True}}}),
-    "list attribute without its gate": document({"name": "d", "attributes": {"a": {"ints": [1]}}}),
-    "same name twice": document({"name": "d"}, {"name": "d"}),
+    "string of 66 bytes": document({"name": "d", "attributes": {"a": {"string": "ä" * 33}}}),
+    "version without a patch number": document({"name": "d", "attributes": {"a": {"version": "1.2"}}}),
+    "pool without a slice count": document(pool={"name": "p", "generation": 1}),
+    "underscore in a device name": document({"name": "d_1"}),
+    "hyphen in an attribute name": document({"name": "d", "attributes": {"a-b": {"int": 1}}}),
+    "attribute with two values": document({"name": "d", "attributes": {"a": {"int": 1, "bool": True}}}),
+    "list attribute without its feature gate": document({"name": "d", "attributes": {"a": {"ints": [1]}}}),
+    "two devices with the same name": document({"name": "d"}, {"name": "d"}),
     "devices and counters": document(sharedCounters=[]),
-    "two places": document(allNodes=True),
-    "policy on an exclusive device": document({**shared(default="1Mi"), "allowMultipleAllocations": None}),
-    "no default": document(shared(validRange=SPAN)),
+    "both nodeName and allNodes": document(allNodes=True),
+    "request policy on an exclusive device": document({**shared(default="1Mi"), "allowMultipleAllocations": None}),
+    "request policy without a default": document(shared(validRange=SPAN)),
     "default below min": document(shared(default="1Ki", validRange=SPAN)),
-    "default off the steps": document(shared(default="5Ki", validRange=SPAN)),
-    "max over the capacity": document(shared("4Gi", default="1Mi", validRange=SPAN)),
-    "one page: min + step over the capacity": document(
+    "default between two steps": document(shared(default="5Ki", validRange=SPAN)),
+    "max above the capacity": document(shared("4Gi", default="1Mi", validRange=SPAN)),
+    "min + step above a capacity of one page": document(
         shared("4Ki", default="4Ki", validRange={"min": "4Ki", "step": "4Ki", "max": "4Ki"})
     ),
-    "trap 5.12: step of nothing": document(shared(default="4Ki", validRange={**SPAN, "step": "0"})),
-    "choices and range": document(shared(default="4Ki", validRange=SPAN, validValues=["4Ki"])),
-    "choices out of order": document(shared(default="1", validValues=["2", "1"])),
-    "upper-case kilo": document({"name": "d", "capacity": {"c": {"value": "1K"}}}),
+    "step of 0": document(shared(default="4Ki", validRange={**SPAN, "step": "0"})),
+    "valid values and a valid range": document(shared(default="4Ki", validRange=SPAN, validValues=["4Ki"])),
+    "valid values out of order": document(shared(default="1", validValues=["2", "1"])),
+    "upper-case K as a decimal suffix": document({"name": "d", "capacity": {"c": {"value": "1K"}}}),
 }
 
 

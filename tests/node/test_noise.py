@@ -75,7 +75,7 @@ def turns(on: Collection[int]) -> int:
     ("name", "claim"),
     [
         mode("pool, host daemons and interrupts left alone", cpuExclusivity="pool", irqs="keep"),
-        mode("pool, both moved", cpuExclusivity="pool", hostSlices=True),
+        mode("pool, host daemons and interrupts moved", cpuExclusivity="pool", hostSlices=True),
         mode("partition, exclusive", cpuExclusivity="partition"),
         mode("partition, isolated", {"isolation": "isolated"}, cpuExclusivity="partition"),
     ],

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from tests.hostile.attack import Actor, Attack, Run, taking
+from tests.hostile.attack import Actor, Attack, Run, parametrized
 from tests.hostile.field import AGENT, Field
 
 _SECONDS = 2.0
@@ -21,7 +21,7 @@ def _asked(field: Field) -> int:
     return sum(one["agent"].startswith(AGENT) for one in served)
 
 
-@taking
+@parametrized
 def answers(field: Field, *faults: dict[str, Any]) -> Iterator[str]:
     """Breaks every watch and answers requests for slices with each of the faults in turn; yields the number of requests
     that the driver has sent.

@@ -31,7 +31,7 @@ or after it.
 _P = ParamSpec("_P")
 
 
-def taking(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[_P, Run]:
+def parametrized(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[_P, Run]:
     """Turns an attack with additional parameters into a function that accepts the parameters and returns a ``Run``."""
 
     def made(*arguments: _P.args, **named: _P.kwargs) -> Run:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from tests.hostile.attack import Actor, Attack, taking
+from tests.hostile.attack import Actor, Attack, parametrized
 from tests.hostile.field import Field
 from tests.stage.pods import StagePod, cpus, memory, opaque
 from tests.stage.wires import AnsweredError
@@ -16,7 +16,7 @@ _TEN_KB = 10 << 10
 Document = dict[str, Any]
 
 
-def heard_of(pod: StagePod) -> str:
+def outcome_of(pod: StagePod) -> str:
     """Returns the last response to the simulated kubelet, which calls Prepare up to three times."""
     for _ in range(3):
         try:
@@ -28,11 +28,11 @@ def heard_of(pod: StagePod) -> str:
     return heard
 
 
-@taking
+@parametrized
 def with_parameters(field: Field, *config: Document, request: Document | None = None) -> Iterator[str]:
     """Prepares a claim with opaque parameters and yields the response."""
     with field.claim_pod(request or cpus(1), config=config) as pod:
-        yield heard_of(pod)
+        yield outcome_of(pod)
 
 
 def _nested(depth: int) -> Document:
@@ -53,7 +53,7 @@ def _odd_amounts(field: Field, amounts: Sequence[object]) -> Iterator[str]:
             # only returns it to the driver.
             result["consumedCapacity"] = {"dra.cpu/cpu": amount}
             field.fail_next(3, 200, verb="get", resource="resourceclaims", body=json.dumps(pod.claim))
-            heard.append(f"{amount!s:.9} {heard_of(pod)}")
+            heard.append(f"{amount!s:.9} {outcome_of(pod)}")
     yield "\n".join(heard)
 
 

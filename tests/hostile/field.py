@@ -101,7 +101,7 @@ class Field:
 
     def ready(self) -> None:
         """Waits until the frontend and the backend are ready again."""
-        self.stage.wait_back(self.instance)
+        self.stage.wait_ready_again(self.instance)
 
     def kill_backend(self) -> None:
         """Kills the backend and returns once the runtime has noticed."""
@@ -125,9 +125,9 @@ class Field:
             box = pod.run()
             given = self.stage.held(pod.claim_uid)
             assert len(given) == count
-            box.comes_to(given)
+            box.wait_for_cpus(given)
             yield pod, box, given
-            box.comes_to(given)
+            box.wait_for_cpus(given)
             assert self.stage.held(pod.claim_uid) == given
 
     def works(self) -> None:
@@ -142,7 +142,7 @@ class Field:
             self.patiently(pod.prepare)
             given = self.stage.held(pod.claim_uid)
             assert len(given) == 4
-            self.patiently(pod.run).comes_to(given)
+            self.patiently(pod.run).wait_for_cpus(given)
             # CPUs of claims that were released earlier may return to the pool with a delay.
             wait_for(
                 "the plain container to have the whole pool",

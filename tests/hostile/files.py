@@ -15,7 +15,7 @@ from typing import Any
 from numa_contract.cdi import RECORD_ANNOTATION
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
 
-from tests.hostile.attack import Actor, Attack, taking
+from tests.hostile.attack import Actor, Attack, parametrized
 from tests.hostile.field import Field
 from tests.stage.pods import memory
 from tests.stage.process import wait_for
@@ -37,7 +37,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-@taking
+@parametrized
 def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[str]:
     """Creates entries with the names of claim files in the CDI directory, and checks that both processes report each
     of them.
@@ -63,7 +63,7 @@ def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[s
     yield heard
 
 
-@taking
+@parametrized
 def with_records(field: Field, *changes: Callable[[Any], None]) -> Iterator[str]:
     """Repeatedly damages the memory record of a claim whose container is running. The container must keep its CPUs."""
     with field.victim(2, memory("64Mi")) as (pod, _, _):

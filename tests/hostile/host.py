@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from tests.hostile.attack import Actor, Attack, taking
+from tests.hostile.attack import Actor, Attack, parametrized
 from tests.hostile.field import Field
 from tests.stage.process import wait_for
 
@@ -47,7 +47,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
     yield "the records were written again"
 
 
-@taking
+@parametrized
 def _with_fifo(field: Field, path_of: str) -> Iterator[str]:
     """Replaces a host file with a FIFO for the duration of the block. Every plain read or write of the FIFO hangs."""
     path = field.settings.host_root / path_of
@@ -94,7 +94,7 @@ def _cgroups_away(field: Field) -> Iterator[str]:
         root.rename(aside)
         time.sleep(2.0)
         aside.rename(root)
-        plain.comes_to(field.pool - given)
+        plain.wait_for_cpus(field.pool - given)
         wait_for("both containers to run", lambda: _states(field) == "running running")
         yield _states(field)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hostile.attack import Actor, Attack, taking
+from tests.hostile.attack import Actor, Attack, parametrized
 from tests.hostile.field import OPEN_FILES, Field
 
 # Opens connections to both ports, sends the same bytes on each, keeps the newest 2,000 open and continues until it is
@@ -30,7 +30,7 @@ while True:
 _SECONDS = 1.0
 
 
-@taking
+@parametrized
 def flood(field: Field, sent: bytes) -> Iterator[str]:
     """Floods both ports for the duration of the block."""
     command = [sys.executable, str(OPEN_FILES), "4096", sys.executable, "-c", _FLOOD, sent.hex()]

@@ -7,7 +7,7 @@ from functools import partial
 
 from numa_contract.cpuset import format_cpu_list
 
-from tests.hostile.attack import Actor, Attack, taking
+from tests.hostile.attack import Actor, Attack, parametrized
 from tests.hostile.field import Field
 from tests.stage.pods import StagePod, cpus
 from tests.stage.wires import AnsweredError
@@ -16,7 +16,7 @@ _ANY = "5f0d3a52-0000-4000-8000-0000000000ee"
 Environment = Callable[[Field], Sequence[str]]
 
 
-def heard_of(pod: StagePod, env: Sequence[str]) -> str:
+def outcome_of(pod: StagePod, env: Sequence[str]) -> str:
     """Returns the outcome of starting a container in a pod."""
     try:
         box = pod.run("forger", env=list(env))
@@ -25,11 +25,11 @@ def heard_of(pod: StagePod, env: Sequence[str]) -> str:
     return f"runs on {format_cpu_list(box.cpus())}"
 
 
-@taking
+@parametrized
 def with_environment(field: Field, make: Environment) -> Iterator[str]:
     """Starts a plain pod with an environment; the kubelet tries three times."""
     with field.pod() as pod:
-        yield [heard_of(pod, make(field)) for _ in range(3)][-1]
+        yield [outcome_of(pod, make(field)) for _ in range(3)][-1]
 
 
 def _one(value: str, name: str = f"DRA_CPUSET_{_ANY}") -> Environment:
@@ -40,19 +40,19 @@ def _one(value: str, name: str = f"DRA_CPUSET_{_ANY}") -> Environment:
 def _many_beside_the_own_claim(field: Field) -> Iterator[str]:
     with field.claim_pod(cpus(1, "a"), cpus(1, "b")) as pod:
         field.patiently(pod.prepare)
-        yield heard_of(pod, [f"DRA_CPUSET_{pod.claim_uid}_r{number}={number}" for number in range(16_000)])
+        yield outcome_of(pod, [f"DRA_CPUSET_{pod.claim_uid}_r{number}={number}" for number in range(16_000)])
 
 
 @contextmanager
 def _claim_of_another_pod(field: Field) -> Iterator[str]:
     with field.victim() as (owner, _, given), field.pod() as pod:
-        yield heard_of(pod, [f"DRA_CPUSET_{owner.claim_uid}={format_cpu_list(given)}"])
+        yield outcome_of(pod, [f"DRA_CPUSET_{owner.claim_uid}={format_cpu_list(given)}"])
 
 
 @contextmanager
 def _log_line(field: Field) -> Iterator[str]:
     with field.pod() as pod:
-        heard = heard_of(pod, [f"DRA_CPUSET_{_ANY}_\nERROR forged\x1b[31m\u202e\ufffe\u2028=0"])
+        heard = outcome_of(pod, [f"DRA_CPUSET_{_ANY}_\nERROR forged\x1b[31m\u202e\ufffe\u2028=0"])
         logs = "".join(process.log_file.read_text() for process in field.processes)
         assert "\nERROR forged" not in logs + heard
         assert "\x1b" not in logs + heard
@@ -74,7 +74,7 @@ def _the_whole_pool(field: Field) -> Iterator[str]:
             field.kill_backend()
         field.start_backend()
         with field.pod("plain") as web, field.victim():
-            web.run().comes_to(field.pool - field.held())
+            web.run().wait_for_cpus(field.pool - field.held())
         yield f"runs on {format_cpu_list(box.cpus())}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from numa_contract.cpuset import format_cpu_list
 
-from tests.hostile.attack import Actor, Attack, taking
+from tests.hostile.attack import Actor, Attack, parametrized
 from tests.hostile.field import Field
 from tests.stage.pods import Box, StagePod, cpus
 from tests.stage.wires import AnsweredError
@@ -26,7 +26,7 @@ _UNKNOWN = {
 Events = Callable[[Field, StagePod, Box], Sequence[tuple[str, Any, Any]]]
 
 
-@taking
+@parametrized
 def sends(field: Field, *data: bytes) -> Iterator[str]:
     """Sends bytes to the plugin, and checks that it reconnects each time and that the containers are unchanged."""
     with field.victim():
@@ -46,7 +46,7 @@ def _reconnects(field: Field) -> Iterator[str]:
     yield "the plugin reconnected"
 
 
-@taking
+@parametrized
 def lists(field: Field, *containers: Any) -> Iterator[str]:
     """Adds invalid containers to the next snapshot; one named VICTIM is listed twice."""
     with field.victim() as (_, box, given):
@@ -54,7 +54,7 @@ def lists(field: Field, *containers: Any) -> Iterator[str]:
         field.stage.runtime("list_also", containers=named)
         field.stage.runtime("restart")
         field.ready()
-        box.comes_to(given)
+        box.wait_for_cpus(given)
         field.works()
         yield json.dumps(field.stage.state("/v1/containers"))
         field.stage.runtime("list_also", containers=[])
@@ -62,7 +62,7 @@ def lists(field: Field, *containers: Any) -> Iterator[str]:
         field.ready()
 
 
-@taking
+@parametrized
 def mixes(field: Field, events: Events) -> Iterator[str]:
     """Creates a container with a claim, sends events to the plugin, then starts the container and checks its CPUs."""
     with field.claim_pod(cpus(2)) as pod:
@@ -78,7 +78,7 @@ def mixes(field: Field, events: Events) -> Iterator[str]:
         except AnsweredError as error:
             yield f"refused: {error}"
         else:
-            box.comes_to(given)
+            box.wait_for_cpus(given)
             yield f"runs on {format_cpu_list(box.cpus())}"
 
 

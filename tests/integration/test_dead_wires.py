@@ -346,7 +346,7 @@ def damaged_files(play: Play) -> None:
         play.fails(BackendCode.CLAIM_FILES_UNREADABLE)
         stage.api("/fake", "POST", {"no_faults": True})
         play.sees("/v1/claims[].rebuilt")
-        stage.wait_back(instance)
+        stage.wait_ready_again(instance)
     metadata = play.stage.paths.kubelet_root / "plugins/dra.cpu/dra-device-metadata"
     shutil.rmtree(metadata, ignore_errors=True)
     metadata.write_text("")
@@ -372,7 +372,7 @@ def files_in_the_way(play: Play) -> None:
     finally:
         for path in in_the_way:
             shutil.rmtree(path)
-        play.stage.wait_back(play.stage.instances[0])
+        play.stage.wait_ready_again(play.stage.instances[0])
 
 
 def machine_changes(play: Play) -> None:

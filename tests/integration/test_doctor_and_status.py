@@ -46,7 +46,7 @@ def test_commands_work_without_the_service(open_stage: OpenStage) -> None:
         pod.prepare()
         box = pod.run()
         held = stage.held(pod.claim_uid)
-        box.comes_to(held)
+        box.wait_for_cpus(held)
         code, found = run(stage, "doctor")
         up = results(found)
         assert (code, [name for name, result in up.items() if result == "problem"]) == (0, [])
@@ -75,4 +75,4 @@ def test_commands_work_without_the_service(open_stage: OpenStage) -> None:
             assert [one[key] for one in without["claims"]] == [one[key] for one in shown["claims"]]
         assert set(parse_cpu_list(without["cpus"]["claimed"])) == held
         instance.frontend.start()
-        stage.wait_back(instance)
+        stage.wait_ready_again(instance)

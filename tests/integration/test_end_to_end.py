@@ -103,8 +103,8 @@ def test_a_plain_container_leaves_claimed_cpus_and_gets_them_back(stage: Stage) 
         late = web.run("late")
         assert late.cpus() == plain.cpus() == before - claimed
         db.end()
-        plain.comes_to(before)
-        late.comes_to(before)
+        plain.wait_for_cpus(before)
+        late.wait_for_cpus(before)
 
 
 def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
@@ -159,7 +159,7 @@ def test_cpus_of_an_unprepared_claim_stay_held_until_its_container_exits(stage: 
             wait_for("the claimed CPUs to be free", lambda: {one["use"] for one in stage.state("/v1/cpus")} == free)
             new.prepare()
             assert stage.held(new.claim_uid) == given
-        plain.comes_to(ALL)
+        plain.wait_for_cpus(ALL)
 
 
 def test_a_restarted_kubelet_gets_the_same_devices(stage: Stage) -> None:
@@ -202,7 +202,7 @@ def killed(stage: Stage, pod: StagePod) -> list[dict[str, Any]]:
     return [one for one in stage.events("OutOfClaimedMemory") if one["regarding"]["uid"] == pod.uid]
 
 
-def told_of_kill(stage: Stage, box: Box) -> bool:
+def kill_is_reported(stage: Stage, box: Box) -> bool:
     """Returns True if the backend reports that a container is still running after one OOM kill."""
     told = [(one["id"], one["state"], one["memoryKills"]) for one in stage.state("/v1/containers")]
     return (box.id, "running", 1) in told
@@ -237,7 +237,7 @@ def test_an_oom_kill_causes_one_event_that_names_the_numa_node(stage: Stage) -> 
         stage.kill_backend(instance)
         instance.backend.start()
         stage.wait_ready(instance)
-        wait_for("the new backend to report the first kill", lambda: told_of_kill(stage, boxes["old"]), 40.0)
+        wait_for("the new backend to report the first kill", lambda: kill_is_reported(stage, boxes["old"]), 40.0)
         # Kills are reported in the order in which they were observed. If the first kill were reported again, its Event
         # would therefore exist before that of the new kill.
         kill(new)

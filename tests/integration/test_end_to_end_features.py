@@ -51,9 +51,9 @@ def test_a_container_gets_shared_pool_cpus_in_addition_to_its_own(stage: Stage) 
             db.prepare()
             other = db.run().cpus()
             assert len(other) == 6
-            box.comes_to(near - other)
+            box.wait_for_cpus(near - other)
             assert plain.cpus() == everything - own - other
-        box.comes_to(near)
+        box.wait_for_cpus(near)
 
 
 def test_the_kubelets_reserves_are_subtracted(open_stage: OpenStage) -> None:

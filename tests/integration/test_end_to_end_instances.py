@@ -68,7 +68,7 @@ def test_no_claim_is_lost_if_all_processes_die_and_claim_files_are_removed(open_
             path.unlink()
         for process in instance.processes:
             process.start()
-        stage.wait_back(instance)
+        stage.wait_ready_again(instance)
         wait_for("both records", lambda: len(list(stage.paths.cdi_dir.glob("*.json"))) == 2)
         assert stage.held(pod.claim_uid) == given == box.cpus()
         # The kubelet does not prepare a claim again, so the container of a lost claim could never be created.

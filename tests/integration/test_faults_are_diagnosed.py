@@ -22,7 +22,7 @@ RESERVED = "0-1,16-17"
 
 
 @pytest.fixture
-def well(open_stage: OpenStage) -> Stage:
+def healthy_node(open_stage: OpenStage) -> Stage:
     """Returns a healthy node with an unallocated claim. All of the node's files are under one directory, which the
     commands use as the host root.
     """
@@ -105,23 +105,23 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("fault", NAMED, ids=lambda one: one.__name__)
-def test_the_fault_is_named(fault: Callable[[Stage], None], well: Stage) -> None:
+def test_the_fault_is_named(fault: Callable[[Stage], None], healthy_node: Stage) -> None:
     """The commands do not mention the fault before it occurs; afterwards they name it and give a remedy."""
     for command, (named, _) in NAMED[fault].items():
-        assert named not in told(well, command)
-    fault(well)
+        assert named not in told(healthy_node, command)
+    fault(healthy_node)
     for command, (named, remedy) in NAMED[fault].items():
-        shown = told(well, command)
+        shown = told(healthy_node, command)
         assert named in shown
         assert remedy in shown
 
 
 @pytest.mark.timeout(300)
-def test_each_missing_rule_of_the_cluster_role_is_named(well: Stage) -> None:
+def test_each_missing_rule_of_the_cluster_role_is_named(healthy_node: Stage) -> None:
     """The doctor names the verb and the resource that RBAC denies, and the rule to add."""
-    assert "[api.rights" not in told(well, "doctor")
+    assert "[api.rights" not in told(healthy_node, "doctor")
     for verb, group, resource in dict.fromkeys(right[:3] for right in RIGHTS):
-        well.api("/fake", "POST", {"forbidden": [[verb, resource]]})
-        shown = told(well, "doctor")
+        healthy_node.api("/fake", "POST", {"forbidden": [[verb, resource]]})
+        shown = told(healthy_node, "doctor")
         assert f"RBAC does not let the driver {verb} {resource}" in shown
         assert f'apiGroups: ["{group}"], resources: [{resource}], verbs: [{verb}]' in shown

@@ -163,7 +163,7 @@ def test_a_killed_frontend_loses_no_claims_or_pages(node: Node) -> None:
     instance.frontend.kill()
     second = node.claim("second", 4)
     instance.frontend.start()
-    node.stage.wait_back(instance)
+    node.stage.wait_ready_again(instance)
     first.prepare()
     wait_for("the pages", lambda: node.may_bind(second), SECONDS)
     second.prepare()
@@ -171,7 +171,7 @@ def test_a_killed_frontend_loses_no_claims_or_pages(node: Node) -> None:
     instance.frontend.kill()
     delete_claim(node.stage, "second")
     instance.frontend.start()
-    node.stage.wait_back(instance)
+    node.stage.wait_ready_again(instance)
     second.unprepare()
     wait_for("only the other claim's pages to remain", lambda: node.pages == 8, SECONDS)
     release(node, first)
@@ -214,7 +214,7 @@ def test_a_device_whose_pages_cannot_be_allocated_is_tainted(node: Node) -> None
     (instance,) = node.stage.instances
     instance.frontend.kill()
     instance.frontend.start()
-    node.stage.wait_back(instance)
+    node.stage.wait_ready_again(instance)
     wait_for("no taint", lambda: not node.taints(), SECONDS)
 
 

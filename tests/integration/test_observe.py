@@ -56,7 +56,7 @@ def switch(stage: Stage, instance: Instance, **keys: Any) -> None:
         process.stop()
     for process in instance.processes:
         process.start()
-    stage.wait_back(instance)
+    stage.wait_ready_again(instance)
 
 
 def changes(found: dict[str, Any]) -> dict[str, str]:

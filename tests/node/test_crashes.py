@@ -82,7 +82,7 @@ def test_a_killed_frontend_loses_no_claim(cluster: Cluster) -> None:
     given = first.cpus
     frontend = cluster.instance.frontend
     frontend.send(signal.SIGSTOP)
-    preparing = cluster.at_once(second.prepare)
+    preparing = cluster.in_background(second.prepare)
     box = first.run()
     assert box.cpus_allowed == given, "no frontend is running, and none is required"
     frontend.kill()

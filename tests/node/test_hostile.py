@@ -104,7 +104,7 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
     old, new = cluster.instance, cluster.add_instance().start().wait_ready()
     until(lambda: new.status.get("synchronized"), "the standby is connected to the runtime")
     plain = cluster.node.pod("web").run()
-    until(lambda: cluster.asks(new), "the kubelet calls the newer instance")
+    until(lambda: cluster.kubelet_calls(new), "the kubelet calls the newer instance")
     first = cluster.pod(cpus(1, numa_node=1))
     new.frontend.wait_for_log(first.claim_uid)
     assert first.sandbox.id
@@ -143,7 +143,7 @@ def privileged(cluster: Cluster, script: str) -> Container:
     return box
 
 
-def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
+def check_leaves_claimed_cpus(cluster: Cluster, box: Container, claims: int) -> None:
     """Prepares several claims one after another, and checks after each that the container has left all their CPUs."""
     claimed: frozenset[int] = frozenset()
     for _ in range(claims):
@@ -159,7 +159,7 @@ def test_a_cgroup_named_container_affects_only_its_own_pod(cluster: Cluster) -> 
     """
     dind = privileged(cluster, "mkdir $d/container")
     assert (dind.cgroup.directory / "container").is_dir()
-    makes_way(cluster, dind, 4)
+    check_leaves_claimed_cpus(cluster, dind, 4)
 
 
 def test_a_container_that_hides_its_cgroup_files_is_moved(cluster: Cluster) -> None:
@@ -167,7 +167,7 @@ def test_a_container_that_hides_its_cgroup_files_is_moved(cluster: Cluster) -> N
     files = "$d $d/cpuset.cpus $d/cpuset.cpus.effective $d/cpuset.mems $d/cgroup.procs $d/cgroup.events"
     mole = privileged(cluster, f"chown 1000:1000 {files} && chmod 000 {files}")
     assert (mole.cgroup.directory / "cpuset.cpus.effective").stat().st_mode & 0o777 == 0
-    makes_way(cluster, mole, 2)
+    check_leaves_claimed_cpus(cluster, mole, 2)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def test_only_one_of_two_instances_adjusts_containers_and_the_other_takes_over(c
 
     # The kubelet calls the newest instance, but the backend of the older one enforces the claims. Both instances read
     # the same directory.
-    until(lambda: cluster.asks(new), "the kubelet calls the newer instance")
+    until(lambda: cluster.kubelet_calls(new), "the kubelet calls the newer instance")
     second = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
     new.frontend.wait_for_log(second.claim_uid)
     created = second.create()

@@ -45,7 +45,7 @@ MESSAGES = {
 
 
 @pytest.fixture
-def whole_pod_afterwards(cluster: Cluster) -> Iterator[None]:
+def pod_restored_afterwards(cluster: Cluster) -> Iterator[None]:
     """Restores the pod as the chart renders it for the next test."""
     yield
     cluster.configure({})
@@ -81,14 +81,14 @@ def test_the_complete_pod_reports_no_missing_right(cluster: Cluster) -> None:
     assert matches == {}
 
 
-def test_without_the_token_the_kubeconfig_is_used(cluster: Cluster, whole_pod_afterwards: None) -> None:
+def test_without_the_token_the_kubeconfig_is_used(cluster: Cluster, pod_restored_afterwards: None) -> None:
     """The pod becomes ready without the token."""
     cluster.configure({}, lacking="frontend mount token")
 
 
 @pytest.mark.timeout(480 * PATIENCE)
 @pytest.mark.parametrize("removal", [removal for removal, pattern in MESSAGES.items() if pattern])
-def test_a_missing_right_is_named(cluster: Cluster, whole_pod_afterwards: None, removal: str) -> None:
+def test_a_missing_right_is_named(cluster: Cluster, pod_restored_afterwards: None, removal: str) -> None:
     """If a container lacks a right, a message of that container names the right."""
     cluster.replace_pod({}, lacking=removal)
     for container in cluster.instance.pod.containers.values():

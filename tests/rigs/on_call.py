@@ -117,7 +117,7 @@ class _Node:
         db = claim_pod(self.stage, "db", cpus(4), memory(512 << 20))
         db.prepare()
         self._create(db)
-        db.run().comes_to(self.stage.held(db.claim_uid))
+        db.run().wait_for_cpus(self.stage.held(db.claim_uid))
         claim = f"{_CLAIMS}/db-claim"
         wait_for("the status", lambda: "Exclusive" in str(self.stage.api(claim)["status"].get("devices")), 40.0)
         self._driver("healthy", "status")

@@ -110,7 +110,7 @@ class Box:
         # A real kernel's file is never empty; a plain file is empty for a moment while it is being written.
         return cpu_set(wait_for("a cpuset", lambda: self.read("cpuset.cpus.effective"), 2.0))
 
-    def comes_to(self, cpus: set[int]) -> None:
+    def wait_for_cpus(self, cpus: set[int]) -> None:
         """Waits until the container may use exactly these CPUs."""
         wait_for(f"container {self.described['name']} to have the CPUs {sorted(cpus)}", lambda: self.cpus() == cpus)
 

@@ -180,7 +180,7 @@ class Stage:
         for driver in self.settings.drivers:
             self._wait_alive(f"{driver} to register", self.processes, lambda driver=driver: self._registered(driver))
 
-    def wait_back(self, instance: Instance) -> None:
+    def wait_ready_again(self, instance: Instance) -> None:
         """Waits until the only instance is registered, connected and ready again."""
         self.wait_registered()
         self.runtime("wait_plugins", count=1)

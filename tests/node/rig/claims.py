@@ -79,7 +79,7 @@ class ClaimPod:
         self.cdi: list[str] = []
         """Devices of all of the pod's claims."""
         self._starts = 0
-        self._sandbox: Future[Pod] | None = cluster.at_once(self._make_sandbox)
+        self._sandbox: Future[Pod] | None = cluster.in_background(self._make_sandbox)
 
     @property
     def claim_uid(self) -> str:
@@ -119,7 +119,7 @@ class ClaimPod:
         pod that the kubelet has just created.
         """
         if self._sandbox is None:
-            self._sandbox = self._cluster.at_once(self._make_sandbox)
+            self._sandbox = self._cluster.in_background(self._make_sandbox)
         return self._sandbox.result()
 
     def _make_sandbox(self) -> Pod:

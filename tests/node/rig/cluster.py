@@ -110,7 +110,7 @@ class Cluster:
         kubelet = ("--root", str(_KUBELET_ROOT), "--control", str(_CONTROL), "--poll-seconds", "0.5")
         self._stand_in("kubelet", *kubelet)
         instance = self.add_instance()
-        sandbox = self.at_once(lambda: instance.pod.sandbox)
+        sandbox = self.in_background(lambda: instance.pod.sandbox)
         self._wait_served("apiserver", _PORT)
         self._server = f"http://{_ADDRESS}:{_PORT.read_text()}"
         self._install_classes()
@@ -239,7 +239,7 @@ class Cluster:
         endpoints = self.kubelet("status")["endpoints"]
         return any(one["driver"] == driver and one["connected"] for one in endpoints)
 
-    def asks(self, instance: Instance) -> bool:
+    def kubelet_calls(self, instance: Instance) -> bool:
         """Returns True if the kubelet would call this instance to prepare claims for both drivers."""
         newest = {one["driver"]: one for one in self.kubelet("status")["endpoints"] if one["connected"]}
         return newest.keys() == set(DRIVERS) and all(instance.pod_uid in one["path"] for one in newest.values())
@@ -252,7 +252,7 @@ class Cluster:
         """Calls the fake kubelet (tests/fakes/kubelet.py). Raises AnsweredError."""
         return ask_line(_CONTROL, call, **args)
 
-    def at_once(self, work: Callable[[], T]) -> "Future[T]":
+    def in_background(self, work: Callable[[], T]) -> "Future[T]":
         """Starts a long operation in the background."""
         return self._threads.submit(work)
 

@@ -329,7 +329,7 @@ class Trace(Node):
     async def do_server(self) -> None:
         """Makes the API server fail some calls, slows it down, or repairs it."""
         kind = self.input.number(len(_ERRORS) + 2)
-        self.api.error = _ERRORS[kind] if kind < len(_ERRORS) else None
+        self.api.error_type = _ERRORS[kind] if kind < len(_ERRORS) else None
         self.api.failures = (1, 3, 30)[self.input.number(3)]
         self.api.delay = (0.0, 0.0, 0.0, 0.0, 0.3, 0.3, 5.0, 30.0)[self.input.number(8)]
         self.api.endless = self.input.number(4) == 3
@@ -358,7 +358,7 @@ class Trace(Node):
 
     async def do_mend(self) -> None:
         """Repairs the API server and makes every claim readable."""
-        self.api.error, self.api.delay, self.api.endless = None, 0.0, False
+        self.api.error_type, self.api.delay, self.api.endless = None, 0.0, False
         for claim in self.claims:
             if claim.exists:
                 self.api.documents[claim.name] = claim.document

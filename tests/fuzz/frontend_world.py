@@ -88,7 +88,7 @@ class Server(Claims):
 
     def __init__(self) -> None:
         super().__init__()
-        self.error: type[KubeError] | None = None
+        self.error_type: type[KubeError] | None = None
         self.failures = 0
         """Number of calls that fail."""
         self.delay = 0.0
@@ -101,9 +101,9 @@ class Server(Claims):
     async def _fail(self, operation: str) -> None:
         if self.delay:
             await asyncio.sleep(self.delay)
-        if self.error is not None and self.failures:
+        if self.error_type is not None and self.failures:
             self.failures -= 1
-            raise self.error(operation, "simulated")
+            raise self.error_type(operation, "simulated")
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Returns the claim, after a delay."""

@@ -85,7 +85,7 @@ KILLS_SECONDS: Final = 6.0
 """Interval between counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0
 """Minimum interval between counts of killed processes if kernel events trigger the counts, and between two events of
-one exited container's cgroup that wake the audit.
+one exited container's cgroup that wake the audit; the second event is delayed until then.
 """
 REPAIR_SECONDS: Final = 1.0
 """Minimum interval between partition repairs, so that a pod that keeps breaking its partition does not delay other

@@ -14,7 +14,6 @@ import contextlib
 import math
 import os
 import select
-import time
 from collections.abc import Callable, Collection
 from itertools import repeat
 from typing import Final
@@ -31,8 +30,8 @@ class CgroupWatch:
         When the watch starts to poll a file, ``expected`` is called with the file's content. It returns False if the
         file has already changed.
 
-        A second event for the same cgroup within ``interval`` seconds is dropped, since a pod can cause a hundred
-        events per second.
+        A second event for the same cgroup within ``interval`` seconds is delayed until that time has passed, since a
+        pod can cause a hundred events per second.
         """
         self._root = root
         self._file = file
@@ -42,19 +41,30 @@ class CgroupWatch:
         self._paths: dict[int, str] = {}
         self._interval = interval
         self._reported: dict[str, float] = {}
+        """Time on the event loop's clock of the last event of each cgroup that was reported."""
+        self._delayed: set[str] = set()
+        """Cgroups with an event that has not been reported yet."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Reports the delayed event that is due first."""
 
     def listen(self, changed: Callable[[set[str]], None]) -> None:
         """Starts calling ``changed`` with the paths of cgroups whose file has changed."""
+        loop = asyncio.get_running_loop()
 
         def ready() -> None:
             if paths := self.take_changed():
                 changed(paths)
+            self._stop_timer()
+            if self._delayed:
+                due = min(self._reported[path] for path in self._delayed) + self._interval
+                self._timer = loop.call_at(due, ready)
 
-        asyncio.get_running_loop().add_reader(self._epoll.fileno(), ready)
+        loop.add_reader(self._epoll.fileno(), ready)
 
     def close(self) -> None:
         """Ends the watch."""
         asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+        self._stop_timer()
         self.follow(())
         self._epoll.close()
 
@@ -103,19 +113,21 @@ class CgroupWatch:
 
     def take_changed(self) -> set[str]:
         """Returns the cgroups whose file has changed since the last call, except those reported less than ``interval``
-        seconds ago.
+        seconds ago, which a later call returns.
         """
-        paths, now = set(), time.monotonic()
+        removed, now = set(), asyncio.get_running_loop().time()
         for descriptor, _ in self._epoll.poll(0):
             path = self._paths[descriptor]
-            if now - self._reported.get(path, -math.inf) >= self._interval:
-                paths.add(path)
-                self._reported[path] = now
             try:
                 self._arm(descriptor)
+                self._delayed.add(path)
             except OSError:
                 self._leave(path)  # the cgroup was removed
-        return paths
+                removed.add(path)
+        due = {path for path in self._delayed if now - self._reported.get(path, -math.inf) >= self._interval}
+        self._delayed -= due
+        self._reported |= dict.fromkeys(due, now)
+        return due | removed
 
     @staticmethod
     def _arm(descriptor: int) -> bytes:
@@ -125,4 +137,10 @@ class CgroupWatch:
         descriptor = self._descriptors.pop(path)
         del self._paths[descriptor]
         self._reported.pop(path, None)
+        self._delayed.discard(path)
         os.close(descriptor)  # this also ends its registration with epoll
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -93,6 +93,19 @@ def test_the_backend_reports_enforcement_only_while_it_is_synchronized(tmp_path:
             assert backend.status().enforced is synchronized
 
 
+def test_nothing_is_moved_off_claimed_cpus_once_the_lock_is_lost(tmp_path: Path) -> None:
+    """A frozen instance that resumes has been replaced, but does not know it yet."""
+    (tmp_path / "locks").mkdir()
+    with contextlib.closing(lock(tmp_path)) as held:
+        backend = build(tmp_path, held)
+        backend._enforcer.state.replace_containers(())
+        backend._enforcer.signals.active = True
+        assert held.try_acquire()
+        assert backend._quiet._desired_for_slices() is not None
+        (tmp_path / "locks/active.lock").unlink()
+        assert backend._quiet._desired_for_slices() is None
+
+
 @pytest.mark.parametrize(
     ("configured", "text"),
     [

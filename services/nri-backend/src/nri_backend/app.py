@@ -108,7 +108,7 @@ class Backend:
         self._enforcer = enforcer = Enforcer(deps, state, settings.pod_uid)
         enforcer.on_idle_changed(lock.set_idle)
         self._kubelet_pins = Derived(state, lambda: tuple(sorted(state.kubelet_pins)))
-        self._quiet = HostIsolation(state, lambda: enforcer.active, deps.tree, settings)
+        self._quiet = HostIsolation(state, lambda: enforcer.active and lock.active, deps.tree, settings)
         self._observer: Observer | None = None
         if isinstance(files, ObservedFiles):
             self._observer = Observer(enforcer, tree, files, self._quiet.observed_passes)

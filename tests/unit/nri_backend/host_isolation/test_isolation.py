@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from nri_backend.containers.state import NodeState
 from nri_backend.host_isolation.evictor import CONTESTED_PASSES
 from nri_backend.host_isolation.interrupts import DEFAULT_AFFINITY
 from nri_backend.host_isolation.isolation import HostIsolation, cpus_without_interrupts
+from nri_backend.node.active_lock import ActiveLock
+from nri_backend.node.heartbeat import STALE_SECONDS
 from nri_backend.node.model import Host
 from nri_backend.settings import Settings, load_settings
 from numa_contract.backend_codes import BackendCode
@@ -88,6 +91,44 @@ async def test_nothing_is_moved_before_the_instance_is_active_and_has_the_contai
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def test_a_pass_that_continues_after_a_takeover_writes_nothing(tmp_path: Path) -> None:
+    """The instance hangs while it reads a FIFO, in a pass that restores an interrupt. Its successor still needs the
+    stored original.
+    """
+    tree, state, now = IrqTree(tmp_path), node(), [1000.0]
+    tree.add(25, "2-3")
+    file, stored = tmp_path / "proc/irq/25/smp_affinity_list", tmp_path / "backend/interrupts.json"
+    put(state, Phase.RUNNING)
+    state.replace_containers(tuple(state))
+    cgroups, paths = KernelTree(tmp_path / "cgroup"), settings(tmp_path)
+    with contextlib.ExitStack() as stack:
+        one, two = (ActiveLock(paths.own_dir, name, lambda: now[0]) for name in ("one", "two"))
+        for lock in (one, two):
+            stack.callback(lock.close)
+            lock.set_serving(serving=True)
+        assert one.try_acquire()
+        isolation = HostIsolation(state, lambda: one.active, cgroups, paths)
+        task = asyncio.create_task(isolation.run_forever())
+        isolation.wake()
+        await eventually(lambda: isolation.gauges()["moved_interrupts"] == 1)
+        file.rename(file.with_name("moved"))
+        os.mkfifo(file)
+        put(state, Phase.STOPPED)
+        isolation.wake()
+        with await asyncio.to_thread(file.open, "w") as hanging:
+            file.with_name("moved").rename(file)
+            before = tree.all_affinities(), stored.read_text()
+            now[0] += STALE_SECONDS + 1
+            assert two.try_acquire()
+            hanging.write("0-1,4-7")
+        await eventually(lambda: isolation.problems or tree.all_affinities() != before[0])
+        assert (tree.all_affinities(), stored.read_text()) == before
+        assert [problem.code for problem in isolation.problems] == [BackendCode.INTERRUPTS_NOT_MOVED]
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ another. Each class has an `Evictor`, an asyncio task that runs passes of `evict
 Since step 3 precedes step 4, an instance that is killed at any point leaves a file from which the next active instance
 can restore every original. If step 3 fails, nothing is moved.
 
+An instance that is frozen during a pass is replaced after a few seconds (node/active_lock.py), and may later continue
+the pass with what it read before. It would then overwrite its successor's originals, or move interrupts behind its
+successor's back. So each write of a pass is preceded by a check that the instance still holds the active lock. Only a
+write that was already in progress cannot be prevented.
+
 A pass runs when the CPUs to vacate or the online CPUs change. While any affinity differs from its original, a pass also
 runs periodically, because other programs write to the same files: irqbalance to those of interrupts, and
 ``systemctl daemon-reload`` to those of slices. A movable whose write the kernel rejected is considered unmovable, and
@@ -33,7 +38,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import cut_answer
 
 from nri_backend.host_isolation.originals import OriginalsFile
-from nri_backend.host_isolation.plan import Cpus, plan_eviction, revert_failed
+from nri_backend.host_isolation.plan import Cpus, Originals, plan_eviction, revert_failed
 from nri_backend.problems import NO_PROBLEM, Problem, code_of
 
 DEBOUNCE_SECONDS: Final = 0.2
@@ -114,12 +119,31 @@ class AffinityClass:
     """Problem to report if another program keeps moving interrupts or slices back, with the remedy."""
     remaining: Problem = NO_PROBLEM
     """Problem to report if some interrupts or slices stay on claimed CPUs, with the reason and the remedy."""
+    may_write: Callable[[], bool] = lambda: True
+    """Returns False once another instance may be active. It is called in the pass's thread, before each write."""
+
+    def save(self, originals: Originals) -> None:
+        """Stores the originals. Raises OSError if that fails, or if this instance must not write."""
+        self._check()
+        self.originals.save(originals)
+
+    def set_affinity(self, name: str, cpus: Cpus) -> bool:
+        """Writes an affinity, as the method of the movables does. Also raises OSError if this instance must not
+        write.
+        """
+        self._check()
+        return self.movables.set_affinity(name, cpus)
+
+    def _check(self) -> None:
+        if not self.may_write():
+            raise OSError("another instance is active, or may become active")
 
 
 def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: frozenset[str]) -> EvictionResult:
     """Runs one pass. Blocks.
 
-    Raises OSError or ValueError if a step fails. If the originals cannot be stored, nothing is moved.
+    Raises OSError or ValueError if a step fails, or once this instance must not write. If the originals cannot be
+    stored, nothing is moved.
     """
     originals = affinity_class.originals.load()
     cpus_to_vacate = desired.cpus_to_vacate
@@ -140,11 +164,11 @@ def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: f
     )
     before_writes = {**skipped, **plan.before_writes} if plan.writes else originals
     if before_writes != originals:
-        affinity_class.originals.save(before_writes)
-    failed = {name for name, cpus in plan.writes.items() if not affinity_class.movables.set_affinity(name, cpus)}
+        affinity_class.save(before_writes)
+    failed = {name for name, cpus in plan.writes.items() if not affinity_class.set_affinity(name, cpus)}
     after_writes = {**skipped, **revert_failed(plan.after_writes, originals, failed)}
     if after_writes != before_writes:
-        affinity_class.originals.save(after_writes)
+        affinity_class.save(after_writes)
     unmovable = (unmovable | failed) & current.keys() if cpus_to_vacate else frozenset()
     planned = {**movable, **plan.writes}
     overlapping = unmovable | {name for name, cpus in planned.items() if not cpus.isdisjoint(cpus_to_vacate)}

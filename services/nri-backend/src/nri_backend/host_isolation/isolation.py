@@ -63,8 +63,15 @@ class HostIsolation:
     """
 
     def __init__(self, state: NodeState, active: Callable[[], bool], tree: CgroupTree, settings: Settings) -> None:
+        """Creates evictors that have not run yet.
+
+        ``active`` returns False as soon as another instance may be active. It is called on the event loop and in
+        threads.
+        """
         self._state = state
         self._active = active
+        # Observed passes record their writes instead of making them.
+        may_write = (lambda: True) if tree.observes else active
         kernel, host, files = settings.kernel_root, settings.host_root, tree.files
         interrupts = Interrupts(kernel, Irqbalance(kernel, host, files), files)
         self._interrupts_writable = bool(settings.kernel_root) and interrupts.writable
@@ -78,6 +85,7 @@ class HostIsolation:
                 not_moved=BackendCode.INTERRUPTS_NOT_MOVED,
                 delayed=frozenset({IRQBALANCE}),
                 contested=_CONTESTED,
+                may_write=may_write,
             ),
             self._desired_for_interrupts,
         )
@@ -90,6 +98,7 @@ class HostIsolation:
                 may_relocate=False,
                 not_moved=BackendCode.HOST_DAEMONS_NOT_MOVED,
                 remaining=_CONFINED,
+                may_write=may_write,
             ),
             self._desired_for_slices,
         )

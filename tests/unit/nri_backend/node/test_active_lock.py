@@ -12,7 +12,10 @@ import pytest
 from nri_backend.budgets import IDLE_SECONDS
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.heartbeat import EVERY_SECONDS, HEARTBEAT_BYTES, STALE_SECONDS, Heartbeat
+from numa_node.files import locked
 from numa_node.ticks import TICK_SECONDS
+
+from tests.rigs.descriptors import descriptors_left
 
 
 class Run:
@@ -309,6 +312,22 @@ def test_polling_leaks_no_file_descriptors(run: Run) -> None:
         two.try_acquire()
         one.check()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_a_standby_without_file_descriptors_waits_and_leaves_the_lock_to_others(run: Run) -> None:
+    """The holder has exited, and the standby cannot open takeover.lock."""
+    one, two = run.pair()
+    one.close()
+    with run.path.open() as file:
+        with descriptors_left():
+            waiting = asyncio.create_task(two.acquire())
+            await asyncio.sleep(1)
+            assert not waiting.done()
+            assert locked(file.fileno())
+        await asyncio.sleep(1)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 1)
+    assert two.active
 
 
 async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:

@@ -39,7 +39,7 @@ from dataclasses import replace
 from typing import Final, Never
 
 from numa_contract.names import ACTIVE_LOCK
-from numa_node.files import is_named, locked
+from numa_node.files import is_named, is_shortage, locked
 from numa_node.ticks import until_tick
 
 from nri_backend.budgets import IDLE_SECONDS
@@ -123,8 +123,10 @@ class ActiveLock:
         self._pace_changed.set()
 
     async def acquire(self) -> None:
-        """Waits until this instance holds the lock. Raises OSError if the file cannot be opened."""
-        while not self.try_acquire():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
+        """Waits until this instance holds the lock. Raises OSError if a file cannot be opened, unless this is because
+        file descriptors or memory have run out.
+        """
+        while not self._tried():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
             await asyncio.sleep(POLL_SECONDS)
 
     async def renew_forever(self) -> Never:
@@ -167,6 +169,20 @@ class ActiveLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _tried(self) -> bool:
+        """Tries once to acquire the lock, as try_acquire() does. Returns False if file descriptors or memory have run
+        out.
+        """
+        try:
+            return self.try_acquire()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            self._warn_once("the active lock cannot be acquired, trying again", error)
+            # The file may just have been locked. Another instance that has enough descriptors can then acquire it.
+            self.close()
+            return False
 
     def _confirm(self) -> None:
         """Confirms a freshly acquired lock, which is valid only if the file still has its name."""

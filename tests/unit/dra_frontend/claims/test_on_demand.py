@@ -4,12 +4,14 @@ and never makes the frontend exit.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.claims.on_demand import HugepagesOnDemand
 from dra_frontend.devices.shortages import FIRST_SECONDS, SILENCE_SECONDS, Shortages
 from dra_frontend.node.host_tree import HostTree
@@ -33,6 +35,9 @@ class Api:
         self.listed: list[Document] = []
         self.events = events
         self.error: Exception | None = None
+        """Error that the next list fails with."""
+        self.watch_error: Exception | None = None
+        """Error that the next watch fails with."""
         self.answers: dict[str, list[Document]] = {}
         self.watched = asyncio.Event()
 
@@ -49,6 +54,9 @@ class Api:
         self, label: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, Document], None]:
         """Yields the changes and then waits."""
+        if (error := self.watch_error) is not None:
+            self.watch_error = None
+            raise error
         for event in self.events:
             yield event
         self.watched.set()
@@ -275,6 +283,20 @@ async def test_no_error_ends_the_watch_of_claims(tmp_path: Path) -> None:
     node.api.listed, node.api.error = [asked("good", "1Gi")], KeyError("metadata")
     await node.follow()
     assert node.answered() == {"good": "Provisioned"}
+
+
+@pytest.mark.parametrize("of", ["list", "watch"])
+async def test_claims_are_listed_again_after_the_delay_that_the_server_requests(tmp_path: Path, of: str) -> None:
+    """An overloaded server is not asked again by every node of the cluster before that."""
+    node = Node(tmp_path, Api())
+    overloaded = UnavailableError(f"{of} resourceclaims", "too many requests", 2.0)
+    if of == "list":
+        node.api.error = overloaded
+    else:
+        node.api.watch_error = overloaded
+    began = time.monotonic()
+    await node.follow()
+    assert time.monotonic() - began > 1.9
 
 
 async def test_only_the_needed_parts_of_a_claim_are_retained(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ class LabelledClaims:
         """
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
+            least = 0.0
             try:
                 items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL, _reduced)
                 claims = {uid_of(one): one for one in items[:_MAX_CLAIMS]}
@@ -130,7 +131,8 @@ class LabelledClaims:
                         self._see(kind, document)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, the other claims are served
                 self._complaints.say("claims", "claims for on-demand hugepages cannot be watched", error)
-            await asyncio.sleep(waits.next())
+                least = error.retry_after if isinstance(error, KubeError) else 0.0
+            await asyncio.sleep(max(waits.next(), least))
 
     async def apply(self, view: ClaimView, documents: list[dict[str, Any]]) -> None:
         """Applies entries to a claim's status under this module's field manager. Raises KubeError."""

@@ -1001,6 +1001,39 @@ async def test_failing_requests_are_repeated_at_growing_intervals(node: Frontend
     assert 10 < asked < 30
 
 
+async def test_a_namespace_is_listed_again_after_the_delay_that_the_server_requests(node: Frontend) -> None:
+    """Without a requested delay, it is listed again within five seconds."""
+    again = await restarted(node)
+    again.api.away = UnavailableError("list resourceclaims", "too many requests", 60.0)
+    again.report(unknownClaims=[use("x", frozenset({2}))])
+    for passed, lists in ((0, 1), (59, 1), (2, 2)):
+        again.now += passed
+        await again.recovery.round()
+        assert again.api.lists == ["ns"] * lists
+
+
+async def test_all_claims_are_listed_again_after_the_delay_that_the_server_requests(
+    node: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every node of a cluster whose journals were lost needs this list."""
+    (node.root / "claims.journal").unlink()
+    again = await restarted(node)
+    again.api.away = UnavailableError("list resourceclaims", "too many requests", 60.0)
+    slept, listed = list[float](), again.api.lists
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await again.recovery._list()
+    assert listed == ["", ""]
+    assert slept[0] <= 15
+    assert slept[1:] == [60.0, 60.0]
+
+
 async def test_an_endless_list_does_not_stop_recovery(node: Frontend) -> None:
     """Claims whose names are known are rebuilt in the next round."""
 

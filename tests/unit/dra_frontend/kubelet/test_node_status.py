@@ -8,7 +8,7 @@ import pytest
 from dra_frontend.api_server.errors import ForbiddenError, NotFoundError, UnavailableError
 from dra_frontend.kubelet.node_status import NodeStatus
 
-from tests.fakes.waiting import patience
+from tests.fakes.waiting import eventually, patience
 
 GI = 1 << 30
 
@@ -102,6 +102,19 @@ async def test_an_error_right_after_startup_is_retried() -> None:
             await status.settled.wait()
         running.cancel()
     assert status.reserved_memory == 2 * GI
+
+
+async def test_the_node_is_read_again_after_the_delay_that_the_server_requests() -> None:
+    """Every node of the cluster reads its Node, and many of them may do so when an overloaded server restarts."""
+    server = Server()
+    server.answer = UnavailableError("get nodes", "too many requests", 0.5)
+    status = NodeStatus(server.get_node, waits=(0.01, 0.01))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(status.run())
+        await asyncio.sleep(0.2)
+        assert server.asked == 1
+        await eventually(lambda: server.asked == 2)
+        running.cancel()
 
 
 async def test_a_configured_reserve_needs_no_request() -> None:

@@ -200,6 +200,7 @@ class Recovery:
             documents = {uid: document async for document in listed if (uid := uid_of(document)) in wanted}
         except KubeError as error:
             self._complaints.say(namespace, "cannot list the claims in a namespace", error)
+            self._due |= {key: max(self._due[key], self.clock() + error.retry_after) for key in keys}
             return
         # Any pod can name any number of claims that do not exist, so all such claims share one transaction.
         await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
@@ -256,14 +257,19 @@ class Recovery:
 
     async def _list(self) -> None:
         """Lists the cluster's claims within a few minutes after this becomes necessary. Runs forever."""
-        waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
+        waits, least = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS)), 0.0
         while True:
-            await asyncio.sleep(waits.next())
+            await asyncio.sleep(max(waits.next(), least))
+            least = 0.0
             if not self.list_wanted or not self._backend.live:
                 waits.reset()
                 continue
             with self._complaints.about("list", "cannot list the claims of this node"):
-                await self.list_all()
+                try:
+                    await self.list_all()
+                except KubeError as error:
+                    least = error.retry_after
+                    raise
                 waits = Backoff(*_LIST_SECONDS)
 
     async def list_all(self) -> None:

@@ -102,7 +102,7 @@ class NodeStatus:
         if not self._needed:
             await asyncio.Event().wait()
         while True:
-            wait = regular
+            wait, least = regular, 0.0
             with self._complaints.about("node", "Node not read"):
                 try:
                     await self.read()
@@ -116,5 +116,6 @@ class NodeStatus:
                         self.settled.set()
                     lasting = self.settled.is_set() and isinstance(error, ForbiddenError)
                     wait = regular if lasting else waits
+                    least = error.retry_after if isinstance(error, KubeError) else 0.0
                     raise
-            await asyncio.sleep(wait.next())
+            await asyncio.sleep(max(wait.next(), least))

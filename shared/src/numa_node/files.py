@@ -118,7 +118,7 @@ class FileLock:
         self._waiting: dict[asyncio.Timeout, float] = {}
         """Timeouts of the coroutines that wait for their turn, in seconds from the latest release."""
 
-    async def acquire(self, limit: float | None = None) -> None:
+    async def acquire(self, limit: float) -> None:
         """Waits for the lock. Raises LockTimeoutError after ``limit`` seconds, and OSError if the lock file cannot be
         opened.
 
@@ -138,20 +138,18 @@ class FileLock:
         except BaseException as error:
             if mine:
                 self._turn.release()
-            if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
+            if isinstance(error, TimeoutError) and scope.expired():
                 own = "earlier calls in this process are waiting for the disk"
                 why = "another instance holds the lock, or the disk is slow" if mine else own
                 raise LockTimeoutError(f"{self.path} could not be locked within {limit:g} s: {why}") from None
             raise
 
-    async def _own_turn(self, scope: asyncio.Timeout, limit: float | None) -> bool:
-        if limit is not None:
-            self._waiting[scope] = limit
+    async def _own_turn(self, scope: asyncio.Timeout, limit: float) -> bool:
+        self._waiting[scope] = limit
         try:
-            mine = await self._turn.acquire()
+            return await self._turn.acquire()
         finally:
-            self._waiting.pop(scope, None)
-        return mine
+            del self._waiting[scope]
 
     def _try(self) -> bool:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -183,7 +181,7 @@ class FileLock:
             pass
 
     @asynccontextmanager
-    async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
+    async def hold(self, limit: float) -> AsyncIterator[None]:
         """Holds the lock for the duration of the ``async with`` block.
 
         Raises LockTimeoutError after ``limit`` seconds of waiting.

@@ -44,13 +44,13 @@ def test_a_failed_replacement_changes_nothing(tmp_path: Path) -> None:
 async def test_a_lock_excludes_another_holder(short_root: Path) -> None:
     """Two instances never hold the lock at once. Waiting does not block the event loop and can be cancelled."""
     first, second = FileLock(short_root / "lock"), FileLock(short_root / "lock")
-    await first.acquire()
+    await first.acquire(limit=5)
     with pytest.raises(LockTimeoutError, match=r"lock could not be locked within 0\.02 s: another instance"):
         await second.acquire(limit=0.02)
     with pytest.raises(LockTimeoutError, match="earlier calls in this process"):
         await first.acquire(limit=0.02)
     async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(second.acquire())
+        waiting = group.create_task(second.acquire(limit=5))
         await asyncio.wait_for(asyncio.sleep(0), 1)
         assert not waiting.done()
         waiting.cancel()
@@ -68,7 +68,7 @@ async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
 
     async def enter() -> None:
         nonlocal inside
-        async with lock.hold():
+        async with lock.hold(limit=5):
             inside += 1
             assert inside == 1
             await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def test_a_locks_time_limit_applies_to_each_holder(short_root: Path) -> No
     earlier holders released the lock in time.
     """
     lock, other = FileLock(short_root / "lock"), FileLock(short_root / "lock")
-    await lock.acquire()
+    await lock.acquire(limit=5)
     waiting = [asyncio.create_task(lock.acquire(limit=0.3)) for _ in range(2)]
     await asyncio.sleep(0.2)
     await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_a_locks_time_limit_applies_to_each_holder(short_root: Path) -> No
     with pytest.raises(LockTimeoutError, match="earlier calls in this process"):
         await waiting[1]
     lock.release()
-    async with other.hold():
+    async with other.hold(limit=5):
         began = asyncio.get_running_loop().time()
         refused = await asyncio.gather(*(lock.acquire(limit=0.2) for _ in range(5)), return_exceptions=True)
         assert asyncio.get_running_loop().time() - began < 0.6, "not one after the other"
@@ -120,10 +120,10 @@ async def test_a_lock_on_a_removed_file_is_acquired_again(short_root: Path) -> N
     instead.
     """
     lock = FileLock(short_root / "lock")
-    async with lock.hold():
+    async with lock.hold(limit=5):
         pass
     (short_root / "lock").unlink()
-    async with lock.hold():
+    async with lock.hold(limit=5):
         other = os.open(short_root / "lock", os.O_RDWR)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -97,7 +97,7 @@ async def test_an_owner_is_stored_once_reports_are_complete_again(node: Frontend
     status, node.backend.status = node.backend.status, None
     if when == "under the lock":
         node.backend.status = status
-        await node.store._lock.acquire()
+        await node.store._lock.acquire(limit=5)
         following = asyncio.create_task(node.reconciler.follow_reports())
         await eventually(lambda: bool(node.store._lock._waiting))
         node.backend.status = None

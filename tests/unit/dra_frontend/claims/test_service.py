@@ -76,7 +76,7 @@ async def test_the_machine_is_read_when_the_claim_is_allocated(node: Frontend, a
     """A CPU that goes offline while a Prepare call waits for the lock is not allocated."""
     api.add(claim("u", cpus(1)))
     other = FileLock(node.root / "claims.lock")
-    await other.acquire()
+    await other.acquire(limit=5)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(node.prepare("u"))
         await asyncio.sleep(0.05)
@@ -224,7 +224,7 @@ async def test_a_claim_is_parsed_before_the_lock_is_acquired(node: Frontend, api
     """A hostile claim is refused even while a different process holds the lock."""
     api.add(claim("u", cpus(1), config=[opaque({"cpuset": "0-8191," * 1400})] * 32))
     other = FileLock(node.root / "claims.lock")
-    await other.acquire()
+    await other.acquire(limit=5)
     async with asyncio.TaskGroup() as tasks:
         parsed = tasks.create_task(node.claims._read("dra.cpu", node.name("u")))
         await eventually(parsed.done)

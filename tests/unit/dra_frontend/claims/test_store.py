@@ -377,7 +377,7 @@ async def test_a_lock_that_cannot_be_acquired_is_an_error(tmp_path: Path) -> Non
     """If another instance holds the lock indefinitely, the transaction raises an error instead of waiting forever."""
 
     class Taken(FileLock):
-        async def acquire(self, limit: float | None = None) -> None:
+        async def acquire(self, limit: float) -> None:
             raise TimeoutError(f"held by another instance after {limit} s")
 
     files, journal = ClaimFiles(tmp_path / "cdi", tmp_path / "q"), Journal(tmp_path / "j")

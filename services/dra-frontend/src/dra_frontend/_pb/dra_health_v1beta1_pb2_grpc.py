@@ -45,8 +45,8 @@ class DRAResourceHealthServicer:
     """Missing associated documentation comment in .proto file."""
 
     def NodeWatchResources(self, request, context):
-        """Streams the complete list of a driver's devices: at once, whenever something changes, and again before the list is
-        out of date.
+        """Streams the complete list of the driver's devices. The driver sends the list when the stream begins, after each
+        change, and in any case before the last list expires (see health_check_timeout_seconds).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

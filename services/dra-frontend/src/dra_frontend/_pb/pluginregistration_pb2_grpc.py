@@ -58,8 +58,8 @@ class RegistrationServicer:
         raise NotImplementedError('Method not implemented!')  # overridden by servers
 
     def NotifyRegistrationStatus(self, request, context):
-        """The kubelet reports the result of the registration. If the plugin answers a success with an error, the kubelet
-        drops the plugin again.
+        """The kubelet calls this method to report whether the registration succeeded. If it succeeded and the plugin returns
+        an error, the kubelet removes the plugin again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

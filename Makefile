@@ -77,7 +77,7 @@ check: .venv/.done check-fast ## Run linters and type checks; check import rules
 	$(BIN)/mypy $(CHECKED)
 	hack/proto.sh --check
 	tests/node/cri.sh --check
-	$(BIN)/shellcheck hack/*.sh hack/image/*.sh locks/*.sh
+	$(BIN)/shellcheck -x hack/*.sh hack/image/*.sh locks/*.sh
 	UV=$(BIN)/uv locks/compile.sh --check
 
 check-fast: .venv/.done ## Run the checks that take only seconds and need all files; pre-commit runs them too

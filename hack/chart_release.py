@@ -7,13 +7,15 @@ packaged chart (CycloneDX 1.6, JSON). Two optional environment variables are use
 
 * REPOSITORY: the repository's address, such as https://github.com/OWNER/NAME. It becomes ``home``, ``sources`` and the
   links on Artifact Hub, and the chart's README links to its pages. Alerts link to its symptoms page.
-* REGISTRY: the registry and path, such as ghcr.io/OWNER, that contain both images under ``dra-driver-numa/``. It
-  becomes the default for the image repositories, and Artifact Hub scans these images.
+* REGISTRY: the registry and path, such as ghcr.io/OWNER, that contain both images under ``dra-driver-numa/`` and the
+  chart under ``charts/``. It becomes the default for the image repositories, Artifact Hub scans these images, and the
+  chart's README shows how to install the chart from there.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -38,14 +40,14 @@ def prepare(directory: Path, repository: str, registry: str) -> Path:
     metadata["annotations"]["artifacthub.io/prerelease"] = str("-" in metadata["version"]).lower()
     if repository:
         _add_addresses(metadata, repository)
-        pages = f"]({repository}/blob/v{metadata['version']}/"
         readme = copy / "README.md"
-        readme.write_text(readme.read_text().replace("](../../", pages))
+        readme.write_text(_with_addresses(readme.read_text(), f"{repository}/blob/v{metadata['version']}"))
     if registry:
         images = [{"name": name, "image": f"{_image(registry, name)}:{metadata['appVersion']}"} for name in IMAGES]
         metadata["annotations"]["artifacthub.io/images"] = yaml.safe_dump(images, sort_keys=False)
         for file in (copy / "values.yaml", copy / "README.md"):
             _name_images(file, registry)
+        _install_from(copy / "README.md", registry, metadata["version"])
     (copy / "Chart.yaml").write_text(_HEADER + yaml.safe_dump(metadata, sort_keys=False, width=1000))
     return copy
 
@@ -66,6 +68,12 @@ def _add_addresses(metadata: dict[str, Any], repository: str) -> None:
     metadata["annotations"]["artifacthub.io/links"] = yaml.safe_dump(texts, sort_keys=False)
 
 
+def _with_addresses(readme: str, tree: str) -> str:
+    """Returns the README with the addresses of files in the repository instead of relative links to them."""
+    readme = readme.replace("](../../", f"]({tree}/")
+    return re.sub(r"\]\((?=[\w.]+\))", f"]({tree}/charts/{CHART.name}/", readme)
+
+
 def _image(registry: str, name: str) -> str:
     return f"{registry}/{CHART.name}/{name}"
 
@@ -75,6 +83,20 @@ def _name_images(file: Path, registry: str) -> None:
     for name in IMAGES:
         text = text.replace(f"localhost/{name}", _image(registry, name))
     file.write_text(text)
+
+
+def _install_from(readme: Path, registry: str, version: str) -> None:
+    """Changes the command in the README so that it installs the chart from a registry, with the chart's own images."""
+    chart = f"oci://{registry}/charts/{CHART.name} --version {version}"
+    text, found = re.subn(
+        rf"^(helm install {CHART.name}) charts/{CHART.name} (--namespace .*?) \\\n .*$",
+        lambda match: f"{match[1]} {chart} \\\n  {match[2]}",
+        readme.read_text(),
+        flags=re.MULTILINE,
+    )
+    if found != 1:
+        raise ValueError(f"{readme} does not contain the command that installs the chart")
+    readme.write_text(text)
 
 
 def sbom(archive: Path, registry: str) -> dict[str, Any]:

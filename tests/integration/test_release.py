@@ -214,12 +214,17 @@ def digests(statement: dict[str, Any]) -> dict[str, str]:
     return {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
 
 
-def chart_file(made: dict[str, bytes], name: str) -> dict[str, Any]:
-    """Returns a YAML file from the packaged chart."""
+def chart_text(made: dict[str, bytes], name: str) -> str:
+    """Returns a file from the packaged chart."""
     with tarfile.open(fileobj=io.BytesIO(made[f"{NAME}-{__version__}.tgz"])) as tar:
         file = tar.extractfile(f"{NAME}/{name}")
         assert file
-        content: dict[str, Any] = yaml.safe_load(file.read())
+        return file.read().decode()
+
+
+def chart_file(made: dict[str, bytes], name: str) -> dict[str, Any]:
+    """Returns a YAML file from the packaged chart."""
+    content: dict[str, Any] = yaml.safe_load(chart_text(made, name))
     return content
 
 
@@ -239,6 +244,12 @@ def test_a_release_contains_the_addresses_of_its_repository_and_registry(tmp_pat
     for link in [*yaml.safe_load(chart["annotations"]["artifacthub.io/links"]), *chart["maintainers"]]:
         tree, page = f"{repository}/blob/v{__version__}/", link["url"]
         assert page == f"{repository}/issues" or (ROOT / page.removeprefix(tree)).is_file()
+    readme = chart_text(made, "README.md")
+    assert f"helm install {NAME} oci://{registry}/charts/{NAME} --version {__version__} " in readme
+    assert "registry.example/dra-frontend" not in readme
+    pages = re.findall(r"\]\(([^)#]+)", readme)
+    assert pages
+    assert all((ROOT / page.removeprefix(f"{repository}/blob/v{__version__}/")).is_file() for page in pages), pages
     manifests = made[f"{NAME}-{__version__}.yaml"].decode()
     assert re.findall(r" image: \"(\S+)\"", manifests) == [f"{image}:{__version__}" for image in images]
     statement = json.loads(made[f"{NAME}-{__version__}.provenance.json"])["predicate"]
@@ -299,6 +310,21 @@ def test_the_workflow_attests_the_files_of_the_release() -> None:
     assert f"{NAME}-$(python3 hack/version.py).provenance.json" in script
     (command,) = re.findall(r"make release (.*)", script.replace("\\\n", ""))
     assert re.findall(r"(\w+)=", command) == ["REPOSITORY", "REGISTRY", "BUILDER"]
+
+
+def test_the_release_notes_are_the_changelog_with_absolute_links(tmp_path: Path) -> None:
+    """A relative link would lead to a page below the release's page, which does not exist."""
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"].values()
+    script = job["steps"][-1]["run"].partition("cosign")[0].replace("notes.md", str(tmp_path / "notes.md"))
+    address = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "team/numa", "GITHUB_REF_NAME": "v1"}
+    subprocess.run(["bash", "-e", "-c", script], cwd=ROOT, env=os.environ | address, check=True)
+    notes = (tmp_path / "notes.md").read_text()
+    assert "### Added" in notes
+    assert __version__ not in notes
+    links = re.findall(r"\]\(([^)#]+)", notes)
+    files = [link.removeprefix("https://git.example/team/numa/blob/v1/") for link in links]
+    assert all(link != file and (ROOT / file).is_file() for link, file in zip(links, files, strict=True)), links
+    assert len(links) > 10
 
 
 def test_a_release_is_built_from_committed_files(tmp_path: Path) -> None:

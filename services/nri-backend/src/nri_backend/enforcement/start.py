@@ -90,11 +90,16 @@ class Starter:
     async def enforce(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Rejection | None]:
         """Applies the container's plan. Returns the container, and a rejection if the plan cannot be applied.
 
-        The job is repeated while it finds other containers on the container's CPUs. It is also repeated after the
-        kernel has refused a partition (the pool then excludes the CPUs instead), after the container has turned out to
-        run in a sandbox, and after the plan has changed during the job.
+        Each round waits until the container is admitted, and then runs one job, which applies the plan that is current
+        at that time. The job's outcome determines what follows; the first row that applies counts:
+
+          the cgroup contains no process              rejection: a virtual machine or a sandbox outside the cgroups
+          other containers are on the CPUs            next round after a pause, or a rejection after ``clear_until``
+          the container is not what the plan assumed  next round with the corrected container (_corrected)
+          the plan has changed during the job         next round, unless MAX_TRIES jobs have ended like this
+          anything else                               the outcome is stored, or is a rejection (_verified)
         """
-        clear_until, tries, state = self.clear_until(runtime), 0, self._state
+        clear_until, outdated, state = self.clear_until(runtime), 0, self._state
         while True:
             tracked, rejection = await self.admit(tracked, runtime, clear_until)
             if rejection is not None:
@@ -112,17 +117,28 @@ class Starter:
                 if others and asyncio.get_running_loop().time() >= clear_until:
                     return tracked, occupied(tracked, others)
                 await asyncio.sleep(RETRY_SECONDS)
-            # The next two branches, for a sandbox and for a refused partition, are each taken at most once.
-            elif outcome.observed is None and (sandboxed := tracked.in_sandbox()):
-                tracked = sandboxed
-                state.put(tracked)
-            elif outcome.fallback and not tracked.fallback and not state.must_be_partition(tracked):
-                tracked = with_partition(tracked, outcome)
-                state.put(tracked)
-            elif changed and not self._is_up_to_date(tracked, outcome) and (tries := tries + 1) < MAX_TRIES:
                 continue
-            else:
-                return self._verified(tracked, outcome)
+            if (corrected := self._corrected(tracked, outcome)) is not None:
+                tracked = corrected
+                state.put(tracked)
+                continue
+            if changed and not self._is_up_to_date(tracked, outcome):
+                outdated += 1
+                if outdated < MAX_TRIES:
+                    continue
+            return self._verified(tracked, outcome)
+
+    def _corrected(self, tracked: Tracked, outcome: Outcome) -> Tracked | None:
+        """Returns the container as the job has shown it to be, or None if the plan assumed the right things about it.
+
+        A container without a cgroup of its own may run in its pod's sandbox. A container whose partition the kernel has
+        refused gets a fallback: the pool enforces its claims. Each correction is made at most once for a container.
+        """
+        if outcome.observed is None and (sandboxed := tracked.in_sandbox()):
+            return sandboxed
+        if outcome.fallback and not tracked.fallback and not self._state.must_be_partition(tracked):
+            return with_partition(tracked, outcome)
+        return None
 
     def _is_up_to_date(self, tracked: Tracked, outcome: Outcome) -> bool:
         """Returns True if the job has applied the current plan, even if the state has changed."""

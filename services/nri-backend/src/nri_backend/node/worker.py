@@ -58,8 +58,15 @@ class _Job(Generic[Result]):
     current: str = ""
     """Name of the current step."""
     passed_by: bool = False
-    at_work: threading.Lock = field(default_factory=threading.Lock)
-    """Lock that is acquired before the job is started, and released once run() has ended."""
+    _at_work: threading.Lock = field(default_factory=threading.Lock)
+    """Lock that is held from the job's creation until run() has ended."""
+
+    def __post_init__(self) -> None:
+        self._at_work.acquire()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Blocks until run() has ended, but at most for ``seconds``. Returns True if it has ended. Called only once."""
+        return self._at_work.acquire(timeout=seconds)
 
     def run(self) -> None:
         """Runs at least one step, unless the worker gave up on the job before it began."""
@@ -73,7 +80,7 @@ class _Job(Generic[Result]):
                 if self.clock() >= end:
                     break
         finally:
-            self.at_work.release()
+            self._at_work.release()
 
     def take_results(self) -> list[Result]:
         """Returns the results so far. A later call returns those added since."""
@@ -149,17 +156,24 @@ class CgroupWorker:
         queue: deque[asyncio.Future[None]],
         late: Callable[[list[Result]], object] | None = None,
     ) -> tuple[_Job[Result], asyncio.Future[None]]:
+        """Waits for the job's turn in ``queue``, runs the job, and gives the turn to the next one.
+
+        Returns the job and its thread's future when the job has ended, or when the worker continues without it. In the
+        second case the future is not done, and the job has only the results of the steps before the hung one. If the
+        caller is cancelled while the job is running, the worker also continues without the job: the turn must not be
+        kept by a caller that no longer waits, and the thread cannot be stopped.
+        """
         if self._busy:
             await self._wait_for_turn(queue)
         self._busy = True
         try:
             while len(self.stuck) >= MAX_STUCK:
                 await asyncio.wait([running for running, _ in self.stuck.values()], return_when="FIRST_COMPLETED")
+            # The steps are computed only now, so that they are based on the current state.
             job = _Job([step for step in plan() if step[0] not in self.stuck], self._clock, late)
-            job.at_work.acquire()
             # Not to_thread: the job must continue if the caller is cancelled.
             running = asyncio.get_running_loop().run_in_executor(None, job.run)
-            if queue is self._hooks and job.at_work.acquire(timeout=HOLD_SECONDS):
+            if queue is self._hooks and job.ends_within(HOLD_SECONDS):
                 return job, running
             try:
                 await asyncio.wait({running}, timeout=PASS_BY_SECONDS)
@@ -190,6 +204,11 @@ class CgroupWorker:
         self._busy = False
 
     def _pass_by(self, job: _Job[Result], running: asyncio.Future[None]) -> None:
+        """Continues without a job that has not ended in time.
+
+        The job's thread runs no further steps. The current step is entered in :attr:`stuck` until its kernel call
+        returns; then its result goes to the job's ``late`` function, or to finish(), which still waits for it.
+        """
         job.passed_by = True
         name = job.current
         if not name:

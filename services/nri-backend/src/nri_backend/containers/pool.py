@@ -197,20 +197,21 @@ class Pool:
         return self.by_kernel and not self.held
 
     def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs for a container without a claim. The driver's own containers use reserved CPUs, if there are
-        any.
+        """Returns the CPUs for a container without a claim: the shared pool, or for the driver's own containers the
+        reserved CPUs, if there are any.
 
-        The CPUs in ``apart`` are excluded, unless no CPU would remain.
+        The CPUs in ``apart`` are excluded, unless no CPU would remain. While any CPU is held, a container must not be
+        left with nothing but claimed CPUs: partitions may take all of them, and the kernel then lets the container run
+        on its parent cgroup's CPUs, which include held CPUs (docs/adr/0013-partitions.md). Such a container uses the
+        reserved CPUs instead. If there are none, the set is empty, and no container without a claim can start.
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
         remaining = cpus - apart
-        # If all of a container's CPUs are in partitions, the kernel lets it run on its parent cgroup's CPUs, which
-        # include held CPUs: docs/adr/0013-partitions.md.
-        if remaining - self.claimed if self.held else remaining:
+        if not self.held:
+            return remaining or self.reserved - apart or cpus
+        if remaining - self.claimed:
             return remaining
-        # While any CPU is held, a container must not be left with nothing but claimed CPUs. It uses the reserved CPUs
-        # instead. If there are none, the set is empty, and no container without a claim can start.
-        return self.reserved - apart or (self.reserved if self.held else cpus - apart or cpus)
+        return self.reserved - apart or self.reserved
 
     def beside(self, near: frozenset[int], apart: frozenset[int]) -> frozenset[int]:
         """Returns the pool's CPUs that a container uses in addition to its own: those in ``near``.

@@ -100,19 +100,25 @@ def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
 def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
     """Returns True if the containers in a cpuset class must leave the CPUs of ``tracked`` before ``tracked`` starts.
 
-    They must leave if the kernel would not move them, or if they would have no CPU left after the move. In the latter
-    case, the kernel would let them run on their parent cgroup's CPUs, which include held CPUs. The kernel never moves
-    siblings: if the cpuset of a container in the same pod overlaps, the partition cannot be created.
+    If ``tracked`` does not become a partition, all of them must leave. If it does, the kernel moves the members of the
+    shared pool, so the driver has to move only the following containers first:
+
+    * Containers with exclusive CPUs of their own. A container that also uses the pool is treated like a pool member,
+      unless its exclusive CPUs are among those of ``tracked``. So is a container whose exclusive CPUs are all offline.
+    * Siblings, which have the CPUs of ``tracked`` among their excluded CPUs. The kernel does not move them: while the
+      cpuset of a container in the same pod overlaps, it refuses the partition.
+    * Pool members that would have no CPU left, if any CPU is held. The kernel would let them run on their parent
+      cgroup's CPUs, which include held CPUs.
     """
     if not state.partition_for(tracked):
         return True
-    # A container whose claimed CPUs are all offline is a pool member, and the kernel moves pool members.
-    keeps = kind.exclusive & state.host.online
+    own = tracked.entitlement.cpus
+    exclusive = kind.exclusive & state.host.online
     if kind.shared_near:
-        keeps &= tracked.entitlement.cpus
-    if keeps or kind.excluded & tracked.entitlement.cpus:
+        exclusive &= own
+    if exclusive or kind.excluded & own:
         return True
-    left = (kind.cpus or frozenset()) - tracked.entitlement.cpus - state.pool.partitioned
+    left = (kind.cpus or frozenset()) - own - state.pool.partitioned
     return bool(state.pool.held) and not left
 
 
@@ -174,21 +180,34 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
 def needed_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
     """Returns updates for the containers whose cpuset, as stored by the runtime, is not the desired one.
 
-    Containers with exclusive CPUs come first. The runtime writes each update to the cgroup as well. With a lazy pool,
-    the update for a pool member therefore contains only the stored CPUs that are still in the pool, or the whole pool
-    if none of them are.
+    A runtime stores a container's resources, and writes them again with each later update of the container. So it must
+    store the desired cpuset even if the cgroup already has it. Containers with exclusive CPUs come first.
     """
-    updates = []
+    exclusive, members = list[Update](), list[Update]()
     for container in containers:
         if (tracked := state.containers.get(container.id)) is None:
             continue
-        wanted, stored = resources_for(tracked, state), container.resources
-        cpus = _kept(stored.cpus, wanted.cpus) if state.lazy and not tracked.entitlement.cpus else wanted.cpus
-        same_mems = not wanted.mems or _same_set(wanted.mems, stored.mems)
-        if cpus and not (_same_set(cpus, stored.cpus) and same_mems):
-            updates.append((not tracked.entitlement.cpus, Update(container.id, replace(wanted, cpus=cpus))))
-    updates.sort(key=lambda pair: pair[0])
-    return [update for _, update in updates]
+        if (update := _needed_update(container, tracked, state)) is not None:
+            (exclusive if tracked.entitlement.cpus else members).append(update)
+    return exclusive + members
+
+
+def _needed_update(container: Container, tracked: Tracked, state: NodeState) -> Update | None:
+    """Returns the update for one container, or None if the runtime has stored the desired cpuset, or if no cpuset is
+    desired.
+
+    The runtime also writes the update to the cgroup. With a lazy pool, the update for a pool member therefore contains
+    only the stored CPUs that are still in the pool, or the whole pool if none of them are.
+    """
+    wanted, stored = resources_for(tracked, state), container.resources
+    cpus = wanted.cpus
+    if state.lazy and not tracked.entitlement.cpus:
+        cpus = _kept(stored.cpus, wanted.cpus)
+    if not cpus:
+        return None
+    if _same_set(cpus, stored.cpus) and (not wanted.mems or _same_set(wanted.mems, stored.mems)):
+        return None
+    return Update(container.id, replace(wanted, cpus=cpus))
 
 
 def _kept(stored: str, pool: str) -> str:

@@ -88,6 +88,24 @@ class RecordNews:
         return RecordsAnswer(generation=self.generation, changes=tuple(newest_first)[::-1])
 
 
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What the thread of a transaction knows about the backend and about the caller's options. The event loop may learn
+    more while the thread is running, so the values are those at the beginning of the transaction.
+    """
+
+    unacked: frozenset[ClaimKey]
+    """Claims whose release the backend has not read yet."""
+    reads_changes: bool
+    """True if the backend reads the changes that this instance publishes."""
+    restores: bool
+    """True if lost files are rewritten: the backend is active, and its reports are complete."""
+    thorough: bool
+    """True if every file is read, and missing metadata files are rewritten as well."""
+    allocates: bool
+    """True if the change may allocate resources."""
+
+
 @dataclass(slots=True, eq=False)
 class ClaimStore:
     """Provides access to the claims. Reading needs no lock; changes go through :meth:`transact`."""
@@ -218,44 +236,53 @@ class ClaimStore:
         A change that allocates no resources may set ``allocates`` to False, which saves one journal write.
 
         Raises whatever ``change`` raises, and OSError if the lock cannot be acquired. A cancelled caller does not wait,
-        but the lock is held until the thread has finished, since the thread may be writing.
+        but the lock is held until the thread has finished, since the thread may be writing. The transaction has three
+        parts, all under the lock:
+
+          _begin    event loop   takes the reports, and what the backend has read, for the thread
+          _run      thread       steps 2 to 4 of the module's docstring, up to the new ledger; calls ``change``
+          _finish   event loop   releases the lock and publishes the changes, even if the caller has been cancelled
         """
         await self._lock.acquire(_LOCK_SECONDS)
         try:
-            backend, answered = self._backend, dict(self._ledger.answered)
-            reports = tuple(backend.containers.values())
-            certain = not backend.problem
-            transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
-            status = backend.status
-            acked, transaction.unconfirmed = self._acked_generation, self.unconfirmed
-            if acked is not None:
-                self._lost_at = {key: at for key, at in self._lost_at.items() if at > acked}
-            unacked = frozenset(key for key, at in self._released_at.items() if acked is not None and at > acked)
-            restoring = certain and status is not None and status.active
-            run = partial(
-                self._run,
-                transaction,
-                change,
-                unacked,
-                restoring=restoring,
-                thorough=thorough,
-                allocates=allocates,
-                reads_changes=acked is not None,
-            )
-            job = asyncio.get_running_loop().run_in_executor(None, run)
+            transaction, terms = self._begin(thorough=thorough, allocates=allocates)
+            job = asyncio.get_running_loop().run_in_executor(None, self._run, transaction, change, terms)
         except BaseException:
             self._lock.release()
             raise
         answer = asyncio.shield(job)
         # Added after shield()'s own callback, so that the caller continues before the readers of record changes do.
-        job.add_done_callback(partial(self._finish, transaction, unacked))
+        job.add_done_callback(partial(self._finish, transaction, terms))
         return await answer
 
-    def _finish(self, transaction: Transaction, unacked: frozenset[ClaimKey], job: "asyncio.Future[T]") -> None:
+    def _begin(self, *, thorough: bool, allocates: bool) -> tuple[Transaction, _Terms]:
+        """Returns a transaction with the backend's latest reports, and its terms. Forgets the losses that the backend
+        has read.
+        """
+        reports, status = tuple(self._backend.containers.values()), self._backend.status
+        certain, answered = not self._backend.problem, dict(self._ledger.answered)
+        transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
+        acked, transaction.unconfirmed = self._acked_generation, self.unconfirmed
+        if acked is not None:
+            self._lost_at = {key: at for key, at in self._lost_at.items() if at > acked}
+        terms = _Terms(
+            unacked=frozenset(key for key, at in self._released_at.items() if acked is not None and at > acked),
+            reads_changes=acked is not None,
+            restores=certain and status is not None and status.active,
+            thorough=thorough,
+            allocates=allocates,
+        )
+        return transaction, terms
+
+    def _finish(self, transaction: Transaction, terms: _Terms, job: "asyncio.Future[T]") -> None:
+        """Releases the lock and publishes the transaction's changes.
+
+        The generations of releases and losses are kept until the backend has read them.
+        """
         self._lock.release()
         if not job.cancelled():
             job.exception()  # this error is raised in the caller, if the caller is still waiting
-        kept = self._ledger.releasing.keys() | unacked | transaction.ended
+        kept = self._ledger.releasing.keys() | terms.unacked | transaction.ended
         self._released_at = {key: at for key, at in self._released_at.items() if key in kept}
         for change in transaction.changes:
             self.news.publish(change)
@@ -264,26 +291,21 @@ class ClaimStore:
             if change.kind == "lost":
                 self._lost_at[change.driver, change.uid] = self.news.generation
 
-    def _run(
-        self,
-        transaction: Transaction,
-        change: Callable[[Transaction], T],
-        unacked: frozenset[ClaimKey],
-        *,
-        restoring: bool,
-        thorough: bool,
-        allocates: bool,
-        reads_changes: bool,
-    ) -> T:
-        freed = self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
-        if freed and allocates:
+    def _run(self, transaction: Transaction, change: Callable[[Transaction], T], terms: _Terms) -> T:
+        """Loads the transaction, restores lost files, runs the change, and writes the journal. Runs in a thread.
+
+        If the change fails, the journal is written and the ledger is published anyway: they contain the files that the
+        change has written before the failure, and the releases that have ended.
+        """
+        freed = self._load(transaction, terms)
+        if freed and terms.allocates:
             # The journal is written before the CPUs and pages are allocated again. Otherwise, if this instance died,
             # the next instance would find the release in the journal and, if the released claim were prepared again,
             # would return the resources to it.
             freed = self._write_journal(transaction, freed)
         try:
             # Only a thorough scan looks for missing metadata files.
-            if restoring and (transaction.vanished or thorough) and not self.detached:
+            if terms.restores and (transaction.vanished or terms.thorough) and not self.detached:
                 transaction.restore()
             return change(transaction)
         finally:
@@ -292,21 +314,16 @@ class ClaimStore:
             if ledger.files is not self._ledger.files or ledger != self._ledger:
                 self._ledger = ledger
 
-    def _load(
-        self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
-    ) -> Mapping[ClaimKey, ClaimFile]:
+    def _load(self, transaction: Transaction, terms: _Terms) -> Mapping[ClaimKey, ClaimFile]:
         """Fills the transaction from disk, and ends releases whose containers have exited. Returns the claims whose
         release was ended, with their former resources.
-
-        ``unacked`` contains claims whose release the backend has not read yet. ``reads_changes`` is True if the backend
-        reads the changes that this instance publishes.
         """
-        self._read_disk(transaction, thorough=thorough)
-        self._find_ended(transaction, unacked, reads_changes=reads_changes)
+        self._read_disk(transaction, thorough=terms.thorough)
+        self._find_ended(transaction, terms)
         transaction.drop_contradicted()
         newly_released = self._find_newly_released(transaction)
-        self._find_lost(transaction, reads_changes=reads_changes)
-        return self._end_releases(transaction, unacked | newly_released)
+        self._find_lost(transaction, reads_changes=terms.reads_changes)
+        return self._end_releases(transaction, terms.unacked | newly_released)
 
     def _read_disk(self, transaction: Transaction, *, thorough: bool) -> None:
         """Reads the journal and the directory. Claims whose files disappeared without a release are added to
@@ -323,7 +340,7 @@ class ClaimStore:
             transaction.present[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
         transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
 
-    def _find_ended(self, transaction: Transaction, unacked: frozenset[ClaimKey], *, reads_changes: bool) -> None:
+    def _find_ended(self, transaction: Transaction, terms: _Terms) -> None:
         """Sets ``ended``, and adds a change for each claim that another instance has released and freed.
 
         The other instance's backend has confirmed that none of the claim's containers is left, but this instance's
@@ -333,10 +350,10 @@ class ClaimStore:
         """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()
-        other = reads_changes and self._journal.foreign and not transaction.unlisted
+        other = terms.reads_changes and self._journal.foreign and not transaction.unlisted
         gone = frozenset(before - listed) if other else frozenset[ClaimKey]()
         transaction.changes += [Change("released", *key) for key in sorted(gone)]
-        transaction.ended = unacked - listed | gone
+        transaction.ended = terms.unacked - listed | gone
 
     def _find_newly_released(self, transaction: Transaction) -> frozenset[ClaimKey]:
         """Adds a change for each release by another instance, so that this instance's backend reads the release.

@@ -327,20 +327,25 @@ class Transaction:
 
         This can happen if another instance never read the vanished file: it does not know the claim's CPUs and may have
         allocated them. The other claim's CPUs are known from its file, from its release, from its container's report,
-        or from its own vanished file.
+        or from its own vanished file. Nothing is dropped while the reports are incomplete.
 
-        If a container uses a vanished record's claim, the record is restored anyway, and recovery sets the other record
-        aside. There is one exception: if the reports show that the container runs on CPUs other than those in the
-        vanished record, the record is dropped. In this case the claim was lost earlier and was rebuilt with the CPUs
-        that the container runs on.
+        What happens depends on the CPUs that are seen for the record's claim (:meth:`Ledger.seen_cpus`): those on which
+        its containers run, and those in its damaged file.
+
+          none, and no container uses the claim    dropped
+          none, but a container uses the claim     kept; recovery sets the other claim's record aside
+          all that the other claim also has        kept, as before
+          other CPUs                               dropped; the claim was lost before, and was rebuilt with these CPUs
         """
         self._ledger = None
+        if not self.certain:
+            return
         known = Ledger(self._files.view.files, self.releasing, self.containers)
-        vanished = [(key, file) for key, file in self.vanished.items() if file.cpus and self.certain]
+        vanished = [(key, file) for key, file in self.vanished.items() if file.cpus]
         for key, file in vanished:
             others = known.held_cpus(ignoring=file.uid).union(*(other.cpus for at, other in vanished if at != key))
             running = frozenset[int]().union(*known.seen_cpus(file.uid).values())
-            taken = file.cpus & others - running
+            taken = (file.cpus & others) - running
             if taken and (running or not known.users(file.uid)):
                 del self.vanished[key]
                 extra = {"driver": file.driver, "uid": file.uid, "cpus": sorted(taken)}

@@ -107,7 +107,14 @@ class SliceWriter:
             raise failures[0]
 
     async def _write_pool(self, pool: str, documents: Sequence[Document]) -> None:
-        """Writes a pool without the optional fields that the server rejects."""
+        """Writes a pool without the optional fields that the server rejects.
+
+        A server rejects a whole slice because of one field that it does not accept. So the variants of the slices are
+        tried in order, from the complete slices to those without any optional field, until the server accepts one.
+        Variants with a field that is known to be rejected are skipped: a field that was omitted when the pool was last
+        written (until :meth:`reset`), or the mapping, whose rejection has an error of its own. If the server accepts no
+        variant, the error for the first one that was tried is raised.
+        """
         choices = variants(documents)
         refused = set(self._left_out.get(pool, ())) & {reason for _, reasons in choices for reason in reasons}
         refusals: list[KubeError] = []
@@ -116,8 +123,6 @@ class SliceWriter:
                 continue
             try:
                 await self._write_variant(pool, variant)
-                self._left_out[pool] = left_out
-                return
             except InvalidError as error:
                 refusals.append(error)
             except ForbiddenError as error:
@@ -126,6 +131,9 @@ class SliceWriter:
                     raise
                 refused.add(MAPPING_REFUSED)
                 refusals.append(error)
+            else:
+                self._left_out[pool] = left_out
+                return
         raise refusals[0]
 
     async def _write_variant(self, pool: str, documents: Sequence[Document]) -> None:

@@ -89,9 +89,9 @@ class RecordNews:
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
-    """What the thread of a transaction knows about the backend and about the caller's options. The event loop may learn
-    more while the thread is running, so the values are those at the beginning of the transaction.
+class _Inputs:
+    """State of the backend at the beginning of a transaction, and the caller's options. Reports that the event loop
+    receives later do not affect the transaction's thread.
     """
 
     unacked: frozenset[ClaimKey]
@@ -245,18 +245,18 @@ class ClaimStore:
         """
         await self._lock.acquire(_LOCK_SECONDS)
         try:
-            transaction, terms = self._begin(thorough=thorough, allocates=allocates)
-            job = asyncio.get_running_loop().run_in_executor(None, self._run, transaction, change, terms)
+            transaction, inputs = self._begin(thorough=thorough, allocates=allocates)
+            job = asyncio.get_running_loop().run_in_executor(None, self._run, transaction, change, inputs)
         except BaseException:
             self._lock.release()
             raise
         answer = asyncio.shield(job)
         # Added after shield()'s own callback, so that the caller continues before the readers of record changes do.
-        job.add_done_callback(partial(self._finish, transaction, terms))
+        job.add_done_callback(partial(self._finish, transaction, inputs))
         return await answer
 
-    def _begin(self, *, thorough: bool, allocates: bool) -> tuple[Transaction, _Terms]:
-        """Returns a transaction with the backend's latest reports, and its terms. Forgets the losses that the backend
+    def _begin(self, *, thorough: bool, allocates: bool) -> tuple[Transaction, _Inputs]:
+        """Returns a transaction with the backend's latest reports, and its inputs. Forgets the losses that the backend
         has read.
         """
         reports, status = tuple(self._backend.containers.values()), self._backend.status
@@ -265,16 +265,16 @@ class ClaimStore:
         acked, transaction.unconfirmed = self._acked_generation, self.unconfirmed
         if acked is not None:
             self._lost_at = {key: at for key, at in self._lost_at.items() if at > acked}
-        terms = _Terms(
+        inputs = _Inputs(
             unacked=frozenset(key for key, at in self._released_at.items() if acked is not None and at > acked),
             reads_changes=acked is not None,
             restores=certain and status is not None and status.active,
             thorough=thorough,
             allocates=allocates,
         )
-        return transaction, terms
+        return transaction, inputs
 
-    def _finish(self, transaction: Transaction, terms: _Terms, job: "asyncio.Future[T]") -> None:
+    def _finish(self, transaction: Transaction, inputs: _Inputs, job: "asyncio.Future[T]") -> None:
         """Releases the lock and publishes the transaction's changes.
 
         The generations of releases and losses are kept until the backend has read them.
@@ -282,7 +282,7 @@ class ClaimStore:
         self._lock.release()
         if not job.cancelled():
             job.exception()  # this error is raised in the caller, if the caller is still waiting
-        kept = self._ledger.releasing.keys() | terms.unacked | transaction.ended
+        kept = self._ledger.releasing.keys() | inputs.unacked | transaction.ended
         self._released_at = {key: at for key, at in self._released_at.items() if key in kept}
         for change in transaction.changes:
             self.news.publish(change)
@@ -291,21 +291,21 @@ class ClaimStore:
             if change.kind == "lost":
                 self._lost_at[change.driver, change.uid] = self.news.generation
 
-    def _run(self, transaction: Transaction, change: Callable[[Transaction], T], terms: _Terms) -> T:
+    def _run(self, transaction: Transaction, change: Callable[[Transaction], T], inputs: _Inputs) -> T:
         """Loads the transaction, restores lost files, runs the change, and writes the journal. Runs in a thread.
 
         If the change fails, the journal is written and the ledger is published anyway: they contain the files that the
         change has written before the failure, and the releases that have ended.
         """
-        freed = self._load(transaction, terms)
-        if freed and terms.allocates:
+        freed = self._load(transaction, inputs)
+        if freed and inputs.allocates:
             # The journal is written before the CPUs and pages are allocated again. Otherwise, if this instance died,
             # the next instance would find the release in the journal and, if the released claim were prepared again,
             # would return the resources to it.
             freed = self._write_journal(transaction, freed)
         try:
             # Only a thorough scan looks for missing metadata files.
-            if terms.restores and (transaction.vanished or terms.thorough) and not self.detached:
+            if inputs.restores and (transaction.vanished or inputs.thorough) and not self.detached:
                 transaction.restore()
             return change(transaction)
         finally:
@@ -314,16 +314,16 @@ class ClaimStore:
             if ledger.files is not self._ledger.files or ledger != self._ledger:
                 self._ledger = ledger
 
-    def _load(self, transaction: Transaction, terms: _Terms) -> Mapping[ClaimKey, ClaimFile]:
+    def _load(self, transaction: Transaction, inputs: _Inputs) -> Mapping[ClaimKey, ClaimFile]:
         """Fills the transaction from disk, and ends releases whose containers have exited. Returns the claims whose
         release was ended, with their former resources.
         """
-        self._read_disk(transaction, thorough=terms.thorough)
-        self._find_ended(transaction, terms)
+        self._read_disk(transaction, thorough=inputs.thorough)
+        self._find_ended(transaction, inputs)
         transaction.drop_contradicted()
         newly_released = self._find_newly_released(transaction)
-        self._find_lost(transaction, reads_changes=terms.reads_changes)
-        return self._end_releases(transaction, terms.unacked | newly_released)
+        self._find_lost(transaction, reads_changes=inputs.reads_changes)
+        return self._end_releases(transaction, inputs.unacked | newly_released)
 
     def _read_disk(self, transaction: Transaction, *, thorough: bool) -> None:
         """Reads the journal and the directory. Claims whose files disappeared without a release are added to
@@ -340,7 +340,7 @@ class ClaimStore:
             transaction.present[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
         transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
 
-    def _find_ended(self, transaction: Transaction, terms: _Terms) -> None:
+    def _find_ended(self, transaction: Transaction, inputs: _Inputs) -> None:
         """Sets ``ended``, and adds a change for each claim that another instance has released and freed.
 
         The other instance's backend has confirmed that none of the claim's containers is left, but this instance's
@@ -350,10 +350,10 @@ class ClaimStore:
         """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()
-        other = terms.reads_changes and self._journal.foreign and not transaction.unlisted
+        other = inputs.reads_changes and self._journal.foreign and not transaction.unlisted
         gone = frozenset(before - listed) if other else frozenset[ClaimKey]()
         transaction.changes += [Change("released", *key) for key in sorted(gone)]
-        transaction.ended = terms.unacked - listed | gone
+        transaction.ended = inputs.unacked - listed | gone
 
     def _find_newly_released(self, transaction: Transaction) -> frozenset[ClaimKey]:
         """Adds a change for each release by another instance, so that this instance's backend reads the release.

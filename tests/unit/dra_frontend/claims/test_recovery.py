@@ -1004,7 +1004,7 @@ async def test_failing_requests_are_repeated_at_growing_intervals(node: Frontend
 async def test_a_namespace_is_listed_again_after_the_delay_that_the_server_requests(node: Frontend) -> None:
     """Without a requested delay, it is listed again within five seconds."""
     again = await restarted(node)
-    again.api.away = UnavailableError("list resourceclaims", "too many requests", 60.0)
+    again.api.error = UnavailableError("list resourceclaims", "too many requests", 60.0)
     again.report(unknownClaims=[use("x", frozenset({2}))])
     for passed, lists in ((0, 1), (59, 1), (2, 2)):
         again.now += passed
@@ -1018,7 +1018,7 @@ async def test_all_claims_are_listed_again_after_the_delay_that_the_server_reque
     """Every node of a cluster whose journals were lost needs this list."""
     (node.root / "claims.journal").unlink()
     again = await restarted(node)
-    again.api.away = UnavailableError("list resourceclaims", "too many requests", 60.0)
+    again.api.error = UnavailableError("list resourceclaims", "too many requests", 60.0)
     slept, listed = list[float](), again.api.lists
 
     async def sleep(seconds: float) -> None:

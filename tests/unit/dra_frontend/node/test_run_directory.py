@@ -136,3 +136,24 @@ def test_a_successors_socket_with_the_same_name_survives(short_root: Path) -> No
         assert (short_root / "s.sock").is_socket()
         placed_by_new.remove()
         assert not (short_root / "s.sock").exists()
+
+
+async def test_a_shutdown_while_files_are_created_leaves_none_behind(short_root: Path) -> None:
+    """The service stops while a thread creates the link, or a socket in place of a removed one."""
+    for turns in [*range(2, 12)] * 6:
+        async with RunDirectory(short_root / "run", "own") as own:
+            listening = [await own.listen()]
+
+            async def listen_anew(own: RunDirectory = own, listening: list[socket.socket] = listening) -> None:
+                listening.append(await own.listen())
+
+            own.state_socket.unlink()
+            checking = asyncio.create_task(own.check(leads=True, listen_anew=listen_anew))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            checking.cancel()
+            await asyncio.wait([checking])
+        await asyncio.sleep(0.001)
+        assert [path.name for path in (short_root / "run").iterdir() if path.name != "claims.lock"] == []
+        for one in listening:
+            one.close()

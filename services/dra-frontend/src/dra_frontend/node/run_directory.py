@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from numa_contract.names import CLAIMS_LOCK, STATE_SOCKET, check_uid
 from numa_node.addresses import check_socket_path
@@ -28,6 +28,7 @@ from dra_frontend.node.leftovers import remove_hidden_links
 from dra_frontend.node.sockets import PlacedSocket, listen_unix
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Maximum wait for another instance that is switching the link.
 _SWITCH_SECONDS: Final = 10.0
@@ -64,7 +65,8 @@ class RunDirectory:
 
     async def listen(self) -> socket.socket:
         """Returns the listening state socket. Replaces a stale file left by an earlier run of this pod."""
-        listening, self._placed = await asyncio.to_thread(self._listen)
+        made = await _to_end(self._listen, _remove_socket)
+        listening, self._placed = made
         return listening
 
     def _listen(self) -> tuple[socket.socket, PlacedSocket]:
@@ -105,9 +107,9 @@ class RunDirectory:
 
     async def become_active(self) -> None:
         """Points the link at this instance, atomically."""
-        await asyncio.to_thread(self._make)
+        await _to_end(self._make)
         async with self.claims_lock.hold(_SWITCH_SECONDS):
-            await asyncio.to_thread(self._switch_link)
+            await _to_end(self._switch_link)
 
     def _switch_link(self) -> None:
         remove_hidden_links(self._root)
@@ -133,3 +135,23 @@ class RunDirectory:
             self._placed.remove()
         with suppress(OSError):
             self._own.rmdir()
+
+
+async def _to_end(work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
+    """Runs ``work`` in a thread. If the caller is cancelled, waits for the thread, and calls ``undo`` with the result.
+
+    A cancelled task leaves its thread running, which could still create files after __aexit__() has removed them.
+    """
+    job = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        await asyncio.wait([job])
+        if job.exception() is None:
+            undo(job.result())
+        raise
+
+
+def _remove_socket(listening: tuple[socket.socket, PlacedSocket]) -> None:
+    with listening[0]:
+        listening[1].remove()

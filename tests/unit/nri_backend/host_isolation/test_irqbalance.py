@@ -134,3 +134,14 @@ def test_the_original_ban_is_restored_if_the_backend_dies_before_the_ban_is_lift
         node.evict()
         daemon.round()
         assert daemon.banned == set()
+
+
+def test_the_original_ban_is_restored_if_the_backend_dies_before_the_first_ban_is_in_effect(node: Node) -> None:
+    """The next instance still reads the original, although the ban takes effect later. The claim has ended."""
+    with irqbalance(node.root) as daemon:
+        node.evict(2, 3)
+        node.tree.next_instance()
+        node.evict()
+        daemon.round()
+        assert daemon.banned == set()
+        assert node.evict() == EvictionResult()

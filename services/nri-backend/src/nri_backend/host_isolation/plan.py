@@ -15,8 +15,9 @@ other programs:
   earlier pass had moved it.
 
 A write to irqbalance is *delayed*: irqbalance returns an earlier affinity until its next round, and several writes may
-precede that round. So the file contains more than two affinities for it, and its entry is dropped only by a pass that
-reads the original.
+precede that round. So the file contains more than two affinities for it. The desired affinity is written even if
+irqbalance returns it already, unless it was also the last one written. The entry is dropped only by a pass that reads
+the original and has nothing to write.
 """
 
 from collections.abc import Collection, Mapping
@@ -102,9 +103,11 @@ def plan_eviction(
         stored = originals.get(name)
         unchanged = stored is not None and now in stored.expected
         original = stored.original if stored is not None and unchanged else now
-        if (target := reduced_affinity(original, cpus_to_vacate, online, may_relocate=may_relocate)) != now:
+        target = reduced_affinity(original, cpus_to_vacate, online, may_relocate=may_relocate)
+        pending = stored is not None and unchanged and name in delayed and stored.expected[-1] != target
+        if target != now or pending:
             writes[name] = target
-            if stored is not None and now != stored.expected[-1]:
+            if stored is not None and target != now != stored.expected[-1]:
                 contested.append(name)
         if target != original or (name in writes and name in delayed):
             # Reuse an equal entry: building thousands of them would take 0.1 s in each pass.

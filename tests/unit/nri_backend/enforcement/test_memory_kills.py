@@ -189,6 +189,42 @@ async def test_a_kill_is_counted_once_if_the_count_cannot_be_read_for_a_while(no
     assert kills(node) == {"main": 2}
 
 
+async def test_a_kill_in_a_container_whose_count_cannot_be_read_is_not_attributed_to_another(node: Node) -> None:
+    """The other container has exited. Once the count can be read again, each kill is reported for its container."""
+    path = await node.run("main", *node.claim(ONE))
+    side = await node.run("side", *node.claim(TWO), name="side")
+    node.kernel.kill_for_memory(path)
+    file = node.kernel.path(path).joinpath("memory.events")
+    file.rename(file.with_name("kept"))
+    file.symlink_to("/proc/self/mem")
+    node.kernel.kill_for_memory(side)
+    node.kernel.remove(side)
+    await node.enforcer.activate()
+    assert kills(node) == {"side": 0, "main": 0}
+    file.with_name("kept").rename(file)
+    await node.enforcer.activate()
+    assert kills(node) == {"side": 1, "main": 1}
+
+
+async def test_a_first_reading_without_a_containers_count_hides_no_later_kill(node: Node) -> None:
+    """The container's kills before this reading are in the pod's count. They must not be subtracted twice."""
+    path = await node.run("main", *node.claim(ONE))
+    side = await node.run("side", *node.claim(TWO), name="side")
+    node.kernel.kill_for_memory(path)
+    node.enforcer._kills.pods.clear()
+    file = node.kernel.path(path).joinpath("memory.events")
+    file.rename(file.with_name("kept"))
+    file.symlink_to("/proc/self/mem")
+    await node.enforcer.activate()
+    file.with_name("kept").rename(file)
+    await node.enforcer.activate()
+    assert kills(node) == {"side": 0, "main": 1}
+    node.kernel.kill_for_memory(side)
+    node.kernel.remove(side)
+    await node.stop("side")
+    assert kills(node) == {"side": 1, "main": 1}
+
+
 async def test_without_the_memory_controller_no_kill_is_reported(node: Node) -> None:
     """The pod's containers still start and stop."""
     env = node.claim(memory_record("m1", ("a", 1, 2 * MI, 2 * MI)))

@@ -56,19 +56,25 @@ class PodKills:
     own: dict[str, int] = field(default_factory=dict)
     """Last count read from each container's own cgroup, by container id."""
 
-    def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
+    def take(
+        self, total: int, own: Mapping[str, int | None], ended: str = "", *, complete: bool = True
+    ) -> dict[str, int]:
         """Accounts for new counts of the pod (``total``) and its containers (``own``). Returns the number of new kills
         of each container.
 
         The count of a container without a cgroup is None. Kills that are counted for the pod but for none of its
         containers are attributed to ``ended``, the container that the runtime has just reported as exited. Without
         ``ended``, they are attributed to the container whose cgroup has been removed since the last reading, if there
-        is exactly one such container: the kernel often removes the cgroup before the runtime reports the exit.
+        is exactly one such container: the kernel often removes the cgroup before the runtime reports the exit. If the
+        counts are not ``complete``, such kills are attributed later, since they may belong to a container whose count
+        could not be read.
         """
         counts = {name: count for name, count in own.items() if count is not None}
         new = {name: count - self.own.get(name, 0) for name, count in counts.items() if count > self.own.get(name, 0)}
         gone = [name for name in self.own if name in own and name not in counts]
-        if not ended and len(gone) == 1:
+        if not complete:
+            ended = ""
+        elif not ended and len(gone) == 1:
             ended = gone[0]
         rest = total - self.total - sum(new.values())
         if ended and rest > 0:
@@ -136,10 +142,13 @@ class KillWatch:
                 # A count that cannot be read does not mean that the cgroup was removed. The last count still applies.
                 unread = {i for i, path in cgroups.items() if path in counts and own[i] is None}
                 own |= {i: before.get(i) for i in unread}
+                if unread and uid not in self.pods:
+                    # The first reading requires every count, since it determines which kills happened before it.
+                    continue
                 # Kills that happened before the pod's first reading cannot be attributed to containers whose cgroup is
                 # gone. Kills in the counts of existing cgroups are treated as new.
                 pod = self.pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))
-                for container_id, count in pod.take(total, own, "" if ended in unread else ended).items():
+                for container_id, count in pod.take(total, own, ended, complete=not unread).items():
                     self._report(container_id, count)
             return None not in counts.values() and all(above in counts for _, above, _ in pods)
 

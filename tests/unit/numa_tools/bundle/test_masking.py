@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.cdi import dump_claim_file, parse_claim_file
-from numa_contract.names import CPU_DRIVER, cdi_file_name
-from numa_contract.records import PodReference, parse_record
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
+from numa_contract.records import MemoryMount, PodReference, parse_record
 from numa_tools.bundle.masking import KEPT, Masks
 
-from tests.rigs.builders import cpu_record, report
+from tests.rigs.builders import MI, cpu_record, files_of, memory_record, report
 
 RECORD = cpu_record("11111111-2222-3333-4444-555555555555", "r=0-3", pods=("billing-7f9",))
 
@@ -71,6 +71,31 @@ def test_a_name_cannot_damage_a_claim_file(name: str) -> None:
     assert file.record is not None, file.problem
     assert (file.record.cpus, file.record.results) == (whole.cpus, whole.results)
     assert name not in (file.record.claim.namespace, file.record.claim.name, file.record.reserved_for[0].name)
+
+
+@pytest.mark.parametrize("name", ["memory", "hugepages", "2", "a", "67108864"])
+def test_a_name_cannot_damage_the_file_of_a_memory_claim(name: str) -> None:
+    """As above. The names of the environment variables contain the kind of memory and the page size."""
+    whole = memory_record(
+        "21111111-2222-3333-4444-555555555555",
+        ("a", 0, 64 * MI, 2 * MI),
+        ("b", 0, 64 * MI, 4096),
+        pods=(name,),
+        a={"mount": MemoryMount(path="/mnt/huge")},
+        b={"protect": "low"},
+    )
+    results = tuple(one.model_copy(update={"consumed": {"size": "67108864"}}) for one in whole.results)
+    whole = whole.model_copy(update={"results": results, "reserved_for": (PodReference(uid="u", name=name),)})
+    document = json.loads(dump_claim_file(whole))
+    masked = masks_of(document).document(document)
+    file = parse_claim_file(cdi_file_name(MEMORY_DRIVER, whole.claim.uid), json.dumps(masked).encode())
+    assert file.record is not None, file.problem
+    assert (file.memory, file.record.memory, file.record.results) == (
+        files_of(whole)[MEMORY_DRIVER, whole.claim.uid].memory,
+        whole.memory,
+        whole.results,
+    )
+    assert file.record.reserved_for[0].name == "pod-1"
 
 
 def test_a_part_of_a_word_is_not_a_name() -> None:

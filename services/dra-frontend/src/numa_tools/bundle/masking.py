@@ -29,11 +29,11 @@ _FIELDS: Final[Mapping[str, str]] = {
 # they were masked, no command could read the archive.
 _NAMELESS: Final = frozenset(
     (
-        *("apiVersion", "cdiVersion", "version", "kind", "driver", "device", "attribute", "pageSize", "mode"),
-        *("id", "cgroup"),
+        *("apiVersion", "cdiVersion", "version", "kind", "driver", "device", "attribute", "size", "pageSize", "mode"),
+        *("id", "cgroup", "request", "requests", "env"),
     )
 )
-"""Fields that never contain a name."""
+"""Fields that never contain a name of an object. The names of requests are also keys, which are kept."""
 # A CPU list or a UUID.
 _NUMBERS: Final = re.compile(
     r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII
@@ -137,8 +137,7 @@ class Masks:
             return self._masks.get(value, self.text(value))
         if _NUMBERS.fullmatch(value):
             return value
-        name, equals, rest = value.partition("=") if field == "env" else (value, "", "")
-        return self.text(name) + equals + rest
+        return self.text(value)
 
     def learn_pools(self, names: Iterable[str]) -> None:
         """Adds pool names that begin with the node's name. If the node ``a`` becomes ``node-1``, its pool ``a-memory``

@@ -17,7 +17,7 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus
 from numa_node.files import FileLock
 
-from tests.rigs.builders import claim, cpus, memory_record, record
+from tests.rigs.builders import claim, cpus, memory, memory_record, record
 from tests.rigs.frontend import Frontend, full_disk, on_disk
 
 CPUS = frozenset({1, 2})
@@ -336,6 +336,36 @@ async def test_released_cpus_are_freed_once_the_journal_can_be_written_again(tmp
     await node.store.transact(lambda t: t)
     assert not node.store.ledger.releasing
     assert not node.journal.problem
+
+
+@pytest.mark.parametrize(
+    ("driver", "wish"),
+    [("dra.cpu", cpus(1)), ("dra.memory", memory("400Mi", "r", 0, "hugepages-2m"))],
+    ids=["CPUs", "hugepages"],
+)
+async def test_a_released_claim_does_not_get_back_what_another_instance_has_allocated(
+    tmp_path: Path, driver: str, wish: dict[str, Any]
+) -> None:
+    """The journal cannot be written, so only the instance that released the claim holds its resources. An instance that
+    starts afterwards gives them to another claim.
+    """
+    node = Frontend(tmp_path, None, claim("u", wish), claim("v", wish))
+    await node.store.start()
+    journal = tmp_path / "claims.journal"
+    journal.rename(tmp_path / "aside")
+    journal.mkdir()
+    assert (await node.prepare("u", driver)).error is None
+    assert (await node.unprepare("u", driver)).error is None
+    released = node.api.documents.pop("claim-u")
+    other = Frontend(tmp_path, api=node.api)
+    await other.store.start()
+    await other.recovery.list_all()
+    assert (await other.prepare("v", driver)).error is None
+    node.api.add(released)
+    answer = await node.prepare("u", driver)
+    assert (answer.error is None) == (driver == "dra.cpu")
+    found = on_disk(tmp_path)
+    assert not found["v"] & found.get("u", frozenset())
 
 
 async def test_two_releases_that_change_state_together_take_one_journal_write(node: Frontend) -> None:

@@ -94,7 +94,9 @@ def allocate_claim(
     file = ledger.file(blank.driver, uid)
     old = file.record if file else None
     if old is not None and old.results == blank.results and _same_parameters(old, parsed):
-        return with_pods(old, blank.reserved_for)
+        released = (blank.driver, uid) in ledger.releasing
+        if not released or ledger.users(uid) or not _is_taken(old, inventory, ledger):
+            return with_pods(old, blank.reserved_for)
     users = ledger.users(uid)
     if users and (blank.driver, uid) in ledger.ended:
         raise Refused(
@@ -150,6 +152,21 @@ def _check_named(blank: AllocationRecord) -> None:
                 f"request {request}: must list its CPUs on this node (allocator: external); "
                 "use the scheduler that writes cpuConfig.cpuset into claims, or another node"
             )
+
+
+def _is_taken(released: AllocationRecord, inventory: Inventory, ledger: Ledger) -> bool:
+    """Returns True if a released claim's resources now belong to other claims.
+
+    Another instance may not know of the release, because the journal cannot be written.
+    """
+    uid = released.claim.uid
+    if released.driver == CPU_DRIVER:
+        return not ledger.held_cpus(ignoring=uid).isdisjoint(released.cpus_of())
+    try:
+        allocate_memory(uid, released.results, inventory, ledger)
+    except Refused:
+        return True
+    return False
 
 
 def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:

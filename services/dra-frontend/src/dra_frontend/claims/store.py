@@ -14,7 +14,8 @@ journal keeps the release, including the resources, until the backend's reports 
 containers is running. This order makes a crash at any point safe: a file without a journal entry is adopted, a journal
 entry without a file is a lost claim, and no CPU is reallocated before the end of its release has been written to the
 journal. A failed write is reported (``journal_problem``) and retried by the next transaction, but does not end the
-current one. While the journal cannot be written, released claims therefore keep their CPUs and pages.
+current one. While the journal cannot be written, released claims therefore keep their CPUs and pages, but only in the
+memory of the instances that have read or made the release.
 """
 
 import asyncio

@@ -225,7 +225,7 @@ def mounts_registry(pod: Mapping[str, Any]) -> bool:
     do.
 
     Any tenant can set a pod's labels, but a tenant who may mount this directory can become root on the node anyway
-    (docs/security.md).
+    (docs/security.md). Only the end of the path is compared, since the kubelet's directory is configurable.
     """
     volumes = (pod.get("spec") or {}).get("volumes") or []
     return any(str((one.get("hostPath") or {}).get("path")).endswith(_REGISTRY) for one in volumes)

@@ -26,7 +26,7 @@ from pydantic.alias_generators import to_camel
 from numa_contract.cpuset import MAX_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import SHOWN_CHARACTERS, ContractError, described, shown
 from numa_contract.models import BaseModel
-from numa_contract.names import CDI_DIRECTORY, FORMER_SETTINGS, RUN_DIRECTORY, present_names
+from numa_contract.names import CDI_DIRECTORY, FORMER_SETTINGS, RUN_DIRECTORY, replace_former_names
 from numa_contract.pagesize import parse_page_size
 from numa_contract.quantity import parse_quantity
 
@@ -357,7 +357,7 @@ def parse_config(document: Any, source: str) -> Config:
     misspelt = {key: right for key in document for right in known if str(key).lower() == right.lower() and key != right}
     if misspelt:
         raise ConfigError(source, [f"{key}: wrong spelling; use {right}" for key, right in sorted(misspelt.items())])
-    present = present_names(document, FORMER_SETTINGS)
+    present = replace_former_names(document, FORMER_SETTINGS)
     faults = [f"{key}: {reason}" for key, reason in present.faults]
     try:
         # By alias only: the names of the model's fields are not valid in the file.

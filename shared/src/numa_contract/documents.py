@@ -23,14 +23,14 @@ _DIGITS: Final = 20
 """Maximum number of digits in an integer. 2^64 has 20 digits, and no number here is larger."""
 
 
-def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
+def parse_json(data: bytes, max_bytes: int, kind: str, name: str) -> Any:
     """Parses a JSON document in UTF-8. Error messages refer to the document by ``kind`` and ``name``.
 
     Raises MalformedError if the document is too long, nested too deeply, not JSON or not UTF-8, or if it contains NaN,
     an infinite or huge number, or a lone surrogate, which could be parsed but never serialized again.
     """
-    if len(data) > most_bytes:
-        raise MalformedError(kind, name, f"is {len(data)} bytes long, more than {most_bytes}")
+    if len(data) > max_bytes:
+        raise MalformedError(kind, name, f"is {len(data)} bytes long, more than {max_bytes}")
     if json_too_deep(data):
         raise MalformedError(kind, name, TOO_DEEP)
     try:

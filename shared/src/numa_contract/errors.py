@@ -9,15 +9,15 @@ _ANSWER_BYTES: Final = 1024
 _SHOWN_BITS: Final = 64
 
 
-def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
+def shown(text: object, limit: int = SHOWN_CHARACTERS) -> str:
     """Quotes an untrusted string for errors, logs, Events and reports: on one line and truncated.
 
     This way, the string's author (who may control a pod, a claim or a file name) can neither forge a log line nor fill
     an Event.
     """
     whole = text if isinstance(text, str) else str(text)
-    quoted = repr(whole[:most])
-    return quoted if len(whole) <= most else f"{quoted}... ({len(whole)} characters)"
+    quoted = repr(whole[:limit])
+    return quoted if len(whole) <= limit else f"{quoted}... ({len(whole)} characters)"
 
 
 def described(value: object) -> str:

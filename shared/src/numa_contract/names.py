@@ -2,8 +2,8 @@
 """Names that other programs read: drivers, classes, devices, CDI IDs, environment variables, paths.
 
 Each of these names is built and parsed only here. The end of the module lists the former names of parameters and
-settings, which are still accepted (ADR 34). ``present_names`` replaces them before a document is validated, so no other
-module needs to know them. The chart repeats the former names in ``templates/tenantpolicy.yaml`` and
+settings, which are still accepted (ADR 34). ``replace_former_names`` replaces them before a document is validated, so
+no other module needs to know them. The chart repeats the former names in ``templates/tenantpolicy.yaml`` and
 ``templates/_checks.tpl``.
 """
 
@@ -113,7 +113,7 @@ def parse_cdi_file_name(name: str) -> tuple[str, str] | None:
     return (f"dra.{match[1]}", match[2]) if match else None
 
 
-def _one_path_part(kind: str, text: str, form: re.Pattern[str]) -> str:
+def _path_component(kind: str, text: str, form: re.Pattern[str]) -> str:
     if not form.fullmatch(text):
         raise MalformedError(kind, text, "is not a DNS name, so it cannot be part of a path")
     return text
@@ -121,7 +121,7 @@ def _one_path_part(kind: str, text: str, form: re.Pattern[str]) -> str:
 
 def metadata_claim_directory(namespace: str, claim: str) -> str:
     """Returns the directory of a claim's metadata files, under METADATA_DIRECTORY. Raises MalformedError."""
-    return f"{_one_path_part('namespace', namespace, _REQUEST)}_{_one_path_part('claim', claim, _OBJECT)}"
+    return f"{_path_component('namespace', namespace, _REQUEST)}_{_path_component('claim', claim, _OBJECT)}"
 
 
 def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, request: str) -> str:
@@ -131,7 +131,7 @@ def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, re
     library for drivers uses the same names. Raises MalformedError for invalid object names.
     """
     directory = f"{plugins}/{driver}/{METADATA_DIRECTORY}/{metadata_claim_directory(namespace, claim)}"
-    return f"{directory}/{_one_path_part('request', request, _REQUEST)}/metadata.json"
+    return f"{directory}/{_path_component('request', request, _REQUEST)}/metadata.json"
 
 
 def metadata_mount_path(driver: str, claim: str, pod_claim_name: str | None, request: str) -> str:
@@ -140,10 +140,10 @@ def metadata_mount_path(driver: str, claim: str, pod_claim_name: str | None, req
     For a claim created from a template, the path contains the claim's name in the pod, since a pod's manifest cannot
     contain the generated name.
     """
-    place = f"resourceclaims/{_one_path_part('claim', claim, _OBJECT)}"
+    place = f"resourceclaims/{_path_component('claim', claim, _OBJECT)}"
     if pod_claim_name is not None:
-        place = f"resourceclaimtemplates/{_one_path_part('claim name in the pod', pod_claim_name, _REQUEST)}"
-    return f"{METADATA_MOUNTS}/{place}/{_one_path_part('request', request, _REQUEST)}/{driver}-metadata.json"
+        place = f"resourceclaimtemplates/{_path_component('claim name in the pod', pod_claim_name, _REQUEST)}"
+    return f"{METADATA_MOUNTS}/{place}/{_path_component('request', request, _REQUEST)}/{driver}-metadata.json"
 
 
 def memory_device_name(hugepage_bytes: int | None, numa_node: int) -> str:
@@ -281,7 +281,7 @@ FORMER_SETTINGS: Final = (
 
 
 @dataclass(slots=True)
-class PresentNames:
+class RenamedDocument:
     """A document with its former names replaced."""
 
     document: dict[Any, Any]
@@ -299,11 +299,11 @@ class PresentNames:
         return (*keys, *(f"{key}: {old} is the former name of {new}" for key, (old, new) in self.words.items()))
 
 
-def present_names(document: Mapping[Any, Any], names: Iterable[FormerName]) -> PresentNames:
+def replace_former_names(document: Mapping[Any, Any], names: Iterable[FormerName]) -> RenamedDocument:
     """Returns a copy of a document in which former keys and values are replaced. A key with the value null is treated
     as absent.
     """
-    present = PresentNames(dict(document))
+    present = RenamedDocument(dict(document))
     for name in names:
         value = present.document.pop(name.old, None)
         if name.inside:
@@ -323,7 +323,7 @@ def present_names(document: Mapping[Any, Any], names: Iterable[FormerName]) -> P
     return present
 
 
-def _inner(name: FormerName, value: object, present: PresentNames) -> object:
+def _inner(name: FormerName, value: object, present: RenamedDocument) -> object:
     """Returns the value of the key ``name.inside`` in a former map, or None if there is no such value.
 
     Adds a fault to ``present`` if the former value is not a map, and for each other key in the map.

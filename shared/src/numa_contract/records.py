@@ -376,7 +376,7 @@ class AllocationRecord(RecordPart):
     """True if the record was rebuilt from the API server and the kernel after its file was lost."""
 
     @model_validator(mode="after")
-    def _belongs_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.driver not in DRIVERS:
             raise ValueError(f"driver {shown(self.driver)} is not one of {', '.join(DRIVERS)}")
         return self

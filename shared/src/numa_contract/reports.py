@@ -63,8 +63,8 @@ Codes = Annotated[tuple[Code, ...], BeforeValidator(lambda value: _first(value, 
 KernelPath = Annotated[str, AfterValidator(lambda path: path[:_MAX_PATH])]
 
 
-def _first(value: object, most: int) -> object:
-    return value[:most] if isinstance(value, list | tuple) else value
+def _first(value: object, limit: int) -> object:
+    return value[:limit] if isinstance(value, list | tuple) else value
 
 
 _StateWord = Literal["unknown", "created", "paused", "running", "stopped"]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from numa_contract.config import cpu_list_text
 from numa_contract.documents import TOO_DEEP, value_too_deep
 from numa_contract.errors import described, shown
-from numa_contract.names import CPU_DRIVER, FORMER_PARAMETERS, MEMORY_DRIVER, FormerName, present_names
+from numa_contract.names import CPU_DRIVER, FORMER_PARAMETERS, MEMORY_DRIVER, FormerName, replace_former_names
 from numa_contract.records import MemoryMount
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
@@ -71,7 +71,7 @@ class Section(Fields):
     def _present_names(cls, fields: object) -> object:
         if not isinstance(fields, dict):
             return fields
-        present = present_names(fields, cls.FORMER)
+        present = replace_former_names(fields, cls.FORMER)
         if present.faults:
             raise ValueError(" ".join(present.faults[0]))
         return present.document
@@ -224,7 +224,7 @@ def _place(section: type[Section], fields: Any, location: Sequence[int | str]) -
     """Returns the key path of the invalid field. If the user wrote a field's former name, the path contains that
     name.
     """
-    former = present_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
+    former = replace_former_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
     return [_key(former.get(str(key), key)) for key in location]
 
 

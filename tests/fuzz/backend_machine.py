@@ -476,7 +476,7 @@ TARGETS = [
         trace,
         st.builds(_bytes, st.tuples(st.integers(0, 63), st.integers(0, 255)), _events),
         milliseconds=2000,
-        most_bytes=_HEAD + EVENTS * _BYTES,
+        max_bytes=_HEAD + EVENTS * _BYTES,
         bombs=[written(head, script) for script in SCRIPTS for head in (0x10, 0x01)],
         examples=20,
         unit=_BYTES,

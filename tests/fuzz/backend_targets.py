@@ -188,7 +188,7 @@ TARGETS = [
         _variables.map(lambda entries: "\0".join(entries).encode(errors="surrogatepass")),
         milliseconds=150,
         # The API server accepts objects of 1.5 MiB.
-        most_bytes=3 * _MIB // 2,
+        max_bytes=3 * _MIB // 2,
         bombs=(
             _FORGED,
             _OTHERS,
@@ -206,7 +206,7 @@ TARGETS = [
         # The limit allows for 100,000 empty frames. Only the runtime, which runs as root, can send them, and the pump
         # reads at most 256 KiB at a time.
         milliseconds=1000,
-        most_bytes=_MIB,
+        max_bytes=_MIB,
         bombs=(b"\0\0\0\0\0\0\0\1\1\0" * 4000, b"\0\xff\xff\xff\0\0\0\1\1\0" + b"x" * (_MIB - 10)),
     ),
     Target(
@@ -215,7 +215,7 @@ TARGETS = [
         _calls.map(_answers),
         (PeerError,),
         milliseconds=1000,
-        most_bytes=_MIB,
+        max_bytes=_MIB,
         bombs=(b"\0\0\0\0\0\0\0\1\2\0" * 4000,),
     ),
     Target(
@@ -226,7 +226,7 @@ TARGETS = [
         ),
         (PeerError,),
         milliseconds=1000,
-        most_bytes=_MIB,
+        max_bytes=_MIB,
         bombs=(b"\0\0\0\1\0\0\0\1x" * 4000, b"\0\0\0\1\0\0\0\0" * 8000),
     ),
     Target("nri-message", _message, st.just(_create.SerializeToString()), (DecodeError,), bombs=(b"\x12" * 60_000,)),
@@ -236,7 +236,7 @@ TARGETS = [
         st.one_of(st.just(_SENT), spoilt(st.just({"instance": "i", "generation": 1})).map(written).map(_http)),
         TRANSIENT_ERRORS,
         milliseconds=500,
-        most_bytes=3 << 16,
+        max_bytes=3 << 16,
         bombs=(
             b"HTTP/1.1 200 OK\r\n" * 10_000,
             b"HTTP/1.1 200 OK\r\na: " + b"b" * 190_000,
@@ -248,7 +248,7 @@ TARGETS = [
         lambda data: answer(data, {"/healthz": lambda: HEALTHY}),
         st.sampled_from((b"GET /healthz HTTP/1.1", b"HEAD /readyz?x=1 HTTP/1.0")),
         milliseconds=10,
-        most_bytes=4096,
+        max_bytes=4096,
         bombs=(b"GET " + b" " * 4000, b"?" * 4096),
     ),
     Target(
@@ -264,7 +264,7 @@ TARGETS = [
         st.lists(st.sampled_from(_MOUNTS)).map(lambda lines: "".join(lines).encode()),
         # The limit is generous: a node with 500 pods has about 5,000 mounts, and the file is read only once.
         milliseconds=500,
-        most_bytes=_MIB,
+        max_bytes=_MIB,
         bombs=(_MOUNT.encode() * 10_000, b" - " * 300_000, b"\n" * _MIB),
     ),
 ]

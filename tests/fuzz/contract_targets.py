@@ -127,7 +127,7 @@ TARGETS = [
         contract.cpu_sets.map(format_cpu_list).map(str.encode),
         (MalformedError,),
         milliseconds=30,
-        most_bytes=2 * MAX_LIST,
+        max_bytes=2 * MAX_LIST,
         bombs=_LISTS,
     ),
     Target(
@@ -152,7 +152,7 @@ TARGETS = [
         spoilt(contract.records().map(_document)).map(written),
         (ContractError,),
         milliseconds=800,
-        most_bytes=cdi.MAX_CLAIM_FILE + 1,
+        max_bytes=cdi.MAX_CLAIM_FILE + 1,
         bombs=_FULL,
     ),
     Target(
@@ -161,7 +161,7 @@ TARGETS = [
         _claim_files,
         (ContractError,),
         milliseconds=500,
-        most_bytes=cdi.MAX_CLAIM_FILE + 1,
+        max_bytes=cdi.MAX_CLAIM_FILE + 1,
         bombs=_FULL,
     ),
     Target(
@@ -169,7 +169,7 @@ TARGETS = [
         _Directory().read,
         _claim_files,
         milliseconds=1000,
-        most_bytes=cdi.MAX_CLAIM_FILE + 1,
+        max_bytes=cdi.MAX_CLAIM_FILE + 1,
         bombs=_FULL,
     ),
     Target(
@@ -179,7 +179,7 @@ TARGETS = [
         (ConfigError,),
         # The limit is generous: the operator writes this file, and a parser written in Python reads it only once.
         milliseconds=2000,
-        most_bytes=1 << 10,
+        max_bytes=1 << 10,
         bombs=_YAML,
     ),
 ]

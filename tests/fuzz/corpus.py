@@ -44,11 +44,11 @@ class Shown(bytes):
 def inputs(target: Target) -> st.SearchStrategy[bytes]:
     """Draws inputs for a target: half of them from its strategy, the other half with faults in their bytes."""
     spoilt = st.builds(
-        lambda data, number: mutate(data, Random(number), target.most_bytes),
+        lambda data, number: mutate(data, Random(number), target.max_bytes),
         target.seeds,
         st.integers(0, (1 << 32) - 1),
     )
-    return st.one_of(target.seeds, spoilt).map(lambda data: Shown(data[: target.most_bytes]))
+    return st.one_of(target.seeds, spoilt).map(lambda data: Shown(data[: target.max_bytes]))
 
 
 def _drawn(target: Target, count: int, number: int) -> list[bytes]:
@@ -58,7 +58,7 @@ def _drawn(target: Target, count: int, number: int) -> list[bytes]:
     @settings(SHORT, max_examples=count, derandomize=False)
     @given(target.seeds)
     def keep(data: bytes) -> None:
-        found.append(data[: target.most_bytes])
+        found.append(data[: target.max_bytes])
 
     keep()
     return found
@@ -75,7 +75,7 @@ def endless(target: Target, number: int, drawn: int = 60, mutants: int = 20) -> 
         yield from seeds
         others = [*seeds, *target.bombs]
         for _ in range(mutants * len(seeds)):
-            yield mutate(random.choice(seeds), random, target.most_bytes, others)
+            yield mutate(random.choice(seeds), random, target.max_bytes, others)
 
 
 def _changed(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
@@ -102,8 +102,8 @@ def _changed(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
     return before + part + after
 
 
-def mutate(data: bytes, random: Random, most_bytes: int, others: Sequence[bytes] = ()) -> bytes:
+def mutate(data: bytes, random: Random, max_bytes: int, others: Sequence[bytes] = ()) -> bytes:
     """Returns an input with up to five faults, or with parts of other inputs."""
     for _ in range(random.randint(1, 5)):
-        data = _changed(data, random, others)[:most_bytes]
+        data = _changed(data, random, others)[:max_bytes]
     return data

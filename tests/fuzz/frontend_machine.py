@@ -535,7 +535,7 @@ TARGETS: Final = (
         _parse,
         st.binary(min_size=40, max_size=MOST_BYTES),
         milliseconds=3000,
-        most_bytes=MOST_BYTES,
+        max_bytes=MOST_BYTES,
         examples=25,
     ),
 )

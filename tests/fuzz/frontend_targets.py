@@ -429,7 +429,7 @@ TARGETS = [
         lambda data: _port.receive(_pieces(data)),
         st.sampled_from((_GET + b"\r\n", _GET + b"A: b\r\nContent-Length: 3\r\n\r\nabc", _GET + b"host: x\r\n\r\n")),
         milliseconds=25,
-        most_bytes=3 * (8 << 10),
+        max_bytes=3 * (8 << 10),
         bombs=(
             _GET + b"A: " + b" " * 7900 + b"\0\r\n\r\n",
             _GET + b"A: " + (b"a" + b" " * 15) * 490 + b"\r\n\r\n",
@@ -498,7 +498,7 @@ TARGETS = [
         spoilt(_claims_made).map(written),
         (Refused, KubeError, MalformedError),
         milliseconds=100,
-        most_bytes=3 * _MIB // 2,
+        max_bytes=3 * _MIB // 2,
         bombs=[*map(_full, _CONFIGS), _full(_CONFIGS[2], *(f"r{number}" for number in range(100, 132)))],
     ),
     Target(
@@ -510,7 +510,7 @@ TARGETS = [
         # the smallest tokens in this time. Hundreds of inputs of that length would take minutes, so only the bombs are
         # that long.
         milliseconds=3000,
-        most_bytes=8 << 10,
+        max_bytes=8 << 10,
         bombs=(
             _ALIASES,
             b"&a [*a]",
@@ -560,7 +560,7 @@ TARGETS = [
         # The limit allows for a page of 4 MiB that consists of the smallest tokens. The parts that claim authors
         # control make up at most a tenth of a page.
         milliseconds=5000,
-        most_bytes=answers.MAX_BYTES,
+        max_bytes=answers.MAX_BYTES,
         bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
     ),
     Target(
@@ -571,14 +571,14 @@ TARGETS = [
         # The limit allows for a whole stream of the maximum length. The events in a single chunk take a sixtieth of
         # this time.
         milliseconds=2500,
-        most_bytes=answers.MAX_BYTES + 1,
+        max_bytes=answers.MAX_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),
     ),
     Target(
         "api-failure",
         _failure,
         spoilt(st.just(_status)).map(written),
-        most_bytes=answers.MAX_BYTES,
+        max_bytes=answers.MAX_BYTES,
         bombs=(_DEEP, json.dumps({**_status, "message": "ü" * 600_000}).encode()),
     ),
     Target(
@@ -586,7 +586,7 @@ TARGETS = [
         _event,
         spoilt(st.just(_recorded)).map(written),
         (KubeError,),
-        most_bytes=answers.MAX_BYTES,
+        max_bytes=answers.MAX_BYTES,
         milliseconds=2500,
         bombs=(_DEEP, json.dumps({**_recorded, "note": "ü" * 600_000}).encode()),
     ),
@@ -597,7 +597,7 @@ TARGETS = [
         (MalformedError,),
         # Only root writes this document; 500 containers need a twentieth of the limit.
         milliseconds=2000,
-        most_bytes=MAX_STATE_BYTES,
+        max_bytes=MAX_STATE_BYTES,
         bombs=(
             _DEEP,
             json.dumps({**_lease, "containers": [{}] * 800_000}).encode(),
@@ -611,7 +611,7 @@ TARGETS = [
         _Journal().read,
         st.lists(_journalled, max_size=4).map(_slot),
         milliseconds=500,
-        most_bytes=2 * SLOT_BYTES,
+        max_bytes=2 * SLOT_BYTES,
         bombs=(
             b"\0" * 2 * SLOT_BYTES,
             _slot([["dra.cpu", str(n), "", ""] for n in range(4000)]),

@@ -119,7 +119,7 @@ TARGETS = [
         _selector,
         st.one_of(_READABLE, st.lists(st.sampled_from([*_LEAVES, *_FORMS]), max_size=8).map(" ".join)).map(str.encode),
         milliseconds=2000,
-        most_bytes=16 << 10,
+        max_bytes=16 << 10,
         bombs=[one.encode() for one in _BOMBS],
     ),
 ]

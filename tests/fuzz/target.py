@@ -36,7 +36,7 @@ class Target:
     """Exceptions that the parser may raise."""
     milliseconds: float = 50.0
     """Permitted CPU time for one input."""
-    most_bytes: int = 64 << 10
+    max_bytes: int = 64 << 10
     """Maximum length of an input, a little more than the parser's own limit."""
     bombs: Sequence[bytes] = ()
     """The worst known inputs, at full length."""

@@ -230,10 +230,10 @@ class Frontend:
 
 
 @contextmanager
-def full_disk(most_bytes: int = 0) -> Iterator[None]:
+def full_disk(max_bytes: int = 0) -> Iterator[None]:
     """Limits the file size of this process, so writes raise OSError and reads succeed."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
     try:
         yield
     finally:

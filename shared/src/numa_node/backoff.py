@@ -15,21 +15,24 @@ Backoff.
 class Backoff:
     """Delays that double from ``first`` to ``last`` seconds. Half of each delay is random, so instances drift apart.
 
-    If the next delay is requested more than ``calm`` seconds after the end of the last one, it is ``first`` again.
+    If the next delay is requested more than ``reset_after`` seconds after the end of the last one, it is ``first``
+    again.
     """
 
-    def __init__(self, first: float, last: float, jitter: random.Random | None = None, *, calm: float = inf) -> None:
+    def __init__(
+        self, first: float, last: float, jitter: random.Random | None = None, *, reset_after: float = inf
+    ) -> None:
         self._first = first
         self._last = last
         self._next = first
         self._jitter = jitter or _JITTER
-        self._calm = calm
+        self._reset_after = reset_after
         self._until = inf
 
     def next(self) -> float:
         """Returns the next delay in seconds."""
         now = time.monotonic()
-        if now - self._until >= self._calm:
+        if now - self._until >= self._reset_after:
             self.reset()
         wait = self._next * self._jitter.uniform(0.5, 1)
         self._next = min(self._next * 2, self._last)

@@ -85,7 +85,7 @@ def _stamp_of(directory: os.stat_result) -> _Stamp:
     return directory.st_mtime_ns, directory.st_ino, directory.st_dev, min(directory.st_nlink, 1)
 
 
-def _settled(stamp_ns: int, scanned_ns: int) -> bool:
+def _is_reliable(stamp_ns: int, scanned_ns: int) -> bool:
     """Returns True if any change after the scan is certain to change the stamp."""
     return stamp_ns < scanned_ns or stamp_ns > scanned_ns + _FUTURE_NS
 
@@ -110,7 +110,7 @@ class ClaimDirectory:
         self._clock_ns = clock_ns
         self._entries: dict[str, _Entry] = {}
         self._stamp: _Stamp = ()
-        self.settled = True
+        self.stamp_is_reliable = True
         """True if the directory's timestamp will show every later change. Otherwise the directory must be scanned
         again.
         """
@@ -123,7 +123,7 @@ class ClaimDirectory:
         During a refresh() in another thread, the result may be wrong: the timestamp may be newer than the view.
         """
         try:
-            return self.settled and _stamp_of(os.stat(self._path)) == self._stamp  # noqa: PTH116
+            return self.stamp_is_reliable and _stamp_of(os.stat(self._path)) == self._stamp  # noqa: PTH116
         except OSError:
             return False
 
@@ -138,19 +138,21 @@ class ClaimDirectory:
             if status.st_nlink == 0:
                 return self._detached()
             stamp = _stamp_of(status)
-            # ``settled`` was computed with the clock at the last scan, and not with ``now_ns``: by now, the clock may
-            # have reached a stamp that was in the future then.
-            if not thorough and stamp == self._stamp and self.settled:
+            # ``stamp_is_reliable`` was computed with the clock at the last scan, and not with ``now_ns``: by now, the
+            # clock may have reached a stamp that was in the future then.
+            if not thorough and stamp == self._stamp and self.stamp_is_reliable:
                 return self.view
             found, problem = self._scan(now_ns)
         except FileNotFoundError:
             stamp, found, problem = (), {}, self._absence
         except OSError as error:
-            return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims read so far remain in effect")
+            return self._report_problem(
+                f"{self._path} cannot be read: {error.strerror}; the claims read so far remain in effect"
+            )
         self._stamp = stamp
-        self.settled = not stamp or _settled(stamp[0], now_ns)
+        self.stamp_is_reliable = not stamp or _is_reliable(stamp[0], now_ns)
         self._entries = found
-        return self._show({"": problem} if problem else {})
+        return self._update_view({"": problem} if problem else {})
 
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
         """Updates the view after this process has written a file, or removed it (``file`` is None). The next refresh
@@ -170,24 +172,24 @@ class ClaimDirectory:
                 self._entries[name] = _Entry((status.st_ctime_ns, status.st_ino), self._clock_ns(), file)
             if "" not in self.view.problems:
                 self._stamp = _stamp_of(os.stat(self._path))  # noqa: PTH116
-                self.settled = True
+                self.stamp_is_reliable = True
         except OSError:
-            self._stamp, self.settled = (), True
+            self._stamp, self.stamp_is_reliable = (), True
         problems = {other: problem for other, problem in self.view.problems.items() if other != name}
         self.view = replace(self.view, files=files, problems=problems)
 
-    def _keep(self, problem: str) -> DirectoryView:
-        self._stamp, self.settled = (), True
-        return self._show({"": problem})
+    def _report_problem(self, problem: str) -> DirectoryView:
+        self._stamp, self.stamp_is_reliable = (), True
+        return self._update_view({"": problem})
 
     def _detached(self) -> DirectoryView:
         problem = f"{self._path} was removed on the node; the claims read so far remain in effect"
-        self._keep(f"{problem} until this container restarts and mounts the new directory")
+        self._report_problem(f"{problem} until this container restarts and mounts the new directory")
         if not self.view.detached:
             self.view = replace(self.view, detached=True)
         return self.view
 
-    def _show(self, problems: Mapping[str, str]) -> DirectoryView:
+    def _update_view(self, problems: Mapping[str, str]) -> DirectoryView:
         files = {(e.file.driver, e.file.uid): e.file for e in self._entries.values() if e.file is not None}
         problems = {name: e.problem for name, e in self._entries.items() if e.problem} | dict(problems)
         same = files.keys() == self.view.files.keys() and all(
@@ -220,10 +222,10 @@ class ClaimDirectory:
         # Every change to a file changes its inode number or its change time, which no program can set. Comparing more
         # fields would account for a third of the scan time.
         stamp: _Stamp = (status.st_ctime_ns, status.st_ino)
-        if before is not None and stamp == before.stamp and _settled(stamp[0], before.scanned_ns):
+        if before is not None and stamp == before.stamp and _is_reliable(stamp[0], before.scanned_ns):
             return before
         if not stat.S_ISREG(status.st_mode):
-            return _spoilt(before, stamp, now_ns, f"{entry.name} is not a regular file")
+            return _invalid_entry(before, stamp, now_ns, f"{entry.name} is not a regular file")
         try:
             data = read_regular(entry.path, MAX_CLAIM_FILE)
             # Most files are read again only because their timestamps are too recent to prove that the files are
@@ -236,14 +238,15 @@ class ClaimDirectory:
             raise
         except (OSError, MemoryError) as error:
             # The cause may be temporary, for example too many open files, and when it ends, the file's stamp does not
-            # change. With its own stamp as the time of the read, the entry is not settled, so each scan reads the file.
+            # change. With its own stamp as the time of the read, the entry's stamp is not reliable, so each scan reads
+            # the file.
             why = error.strerror if isinstance(error, OSError) else "out of memory"
-            return _spoilt(before, stamp, stamp[0], f"{entry.name} cannot be read: {why}")
+            return _invalid_entry(before, stamp, stamp[0], f"{entry.name} cannot be read: {why}")
         except ContractError as error:
-            return _spoilt(before, stamp, now_ns, str(error))
+            return _invalid_entry(before, stamp, now_ns, str(error))
         except Exception as error:  # noqa: BLE001 - one unforeseen file must not stop the reading of the others
-            return _spoilt(before, stamp, now_ns, f"{entry.name} cannot be processed: {shown(repr(error))}")
-        if before is not None and before.file is not None and _same(before.file, read):
+            return _invalid_entry(before, stamp, now_ns, f"{entry.name} cannot be processed: {shown(repr(error))}")
+        if before is not None and before.file is not None and _is_same(before.file, read):
             read = before.file
         problem = f"{entry.name}: {read.problem}" if read.problem else ""
         return _Entry(stamp, now_ns, read, problem, digest)
@@ -266,9 +269,9 @@ class DirectoryReader:
         self._reading = asyncio.Lock()
 
     @property
-    def settled(self) -> bool:
+    def stamp_is_reliable(self) -> bool:
         """True if the directory's timestamp will show every later change."""
-        return self._directory.settled
+        return self._directory.stamp_is_reliable
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Updates the view. ``thorough`` scans the directory even if its timestamp has not changed."""
@@ -302,7 +305,7 @@ class DirectoryReader:
         return await asyncio.shield(job)
 
 
-def _same(before: ClaimFile, read: ClaimFile) -> bool:
+def _is_same(before: ClaimFile, read: ClaimFile) -> bool:
     """Returns True if the content is unchanged, including fields that this release does not know."""
     if before != read:
         return False
@@ -310,6 +313,6 @@ def _same(before: ClaimFile, read: ClaimFile) -> bool:
     return one is other or (one is not None and other is not None and one.model_dump() == other.model_dump())
 
 
-def _spoilt(before: _Entry | None, stamp: _Stamp, scanned_ns: int, problem: str) -> _Entry:
+def _invalid_entry(before: _Entry | None, stamp: _Stamp, scanned_ns: int, problem: str) -> _Entry:
     file = before.file if before is not None else None
     return _Entry(stamp, scanned_ns, replace(file, record=None, problem=problem) if file else None, problem)

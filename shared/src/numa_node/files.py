@@ -32,9 +32,9 @@ def is_shortage(error: OSError) -> bool:
     return error.errno in _SHORTAGES
 
 
-def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
+def read_regular(path: str, max_bytes: int, *, follow: bool = False) -> bytes:
     """Returns the content of a regular file. Raises OSError for anything else, and for a file larger than
-    ``most_bytes``.
+    ``max_bytes``.
 
     Never blocks, and follows no link unless ``follow`` is set: a FIFO would block its reader, and a link could lead to
     /dev/zero.
@@ -45,14 +45,14 @@ def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", path)
         pieces: list[bytes] = []
-        left = most_bytes + 1
+        left = max_bytes + 1
         while left > 0 and (piece := os.read(descriptor, min(left, _READ_BYTES))):
             pieces.append(piece)
             left -= len(piece)
     finally:
         os.close(descriptor)
     if left <= 0:
-        raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes", path)
+        raise OSError(errno.EFBIG, f"is larger than {max_bytes} bytes", path)
     return b"".join(pieces)
 
 
@@ -125,10 +125,10 @@ class FileLock:
         The timeout restarts when another coroutine of this process releases the lock, so it limits how long one holder
         may keep the lock, not the length of the queue. It restarts for the last time when this coroutine's turn begins.
         """
-        mine = False
+        has_turn = False
         try:
             async with asyncio.timeout(limit) as scope:
-                mine = await self._own_turn(scope, limit)
+                has_turn = await self._wait_for_turn(scope, limit)
                 # The lock is polled, since a thread that blocks in flock(2) cannot be cancelled and would outlive the
                 # event loop.
                 delay = _FIRST_DELAY
@@ -136,15 +136,15 @@ class FileLock:
                     await asyncio.sleep(delay)
                     delay = min(delay * 2, _MAX_DELAY)
         except BaseException as error:
-            if mine:
+            if has_turn:
                 self._turn.release()
             if isinstance(error, TimeoutError) and scope.expired():
                 own = "earlier calls in this process are waiting for the disk"
-                why = "another instance holds the lock, or the disk is slow" if mine else own
+                why = "another instance holds the lock, or the disk is slow" if has_turn else own
                 raise LockTimeoutError(f"{self.path} could not be locked within {limit:g} s: {why}") from None
             raise
 
-    async def _own_turn(self, scope: asyncio.Timeout, limit: float) -> bool:
+    async def _wait_for_turn(self, scope: asyncio.Timeout, limit: float) -> bool:
         self._waiting[scope] = limit
         try:
             return await self._turn.acquire()
@@ -153,15 +153,15 @@ class FileLock:
 
     def _try(self) -> bool:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        had = False
+        acquired = False
         try:
             # If the file was removed or replaced, the next attempt opens the new one.
-            had = locked(descriptor) and is_named(descriptor, self.path)
+            acquired = locked(descriptor) and is_named(descriptor, self.path)
         finally:
-            if not had:
+            if not acquired:
                 os.close(descriptor)
-        self._descriptor = descriptor if had else None
-        return had
+        self._descriptor = descriptor if acquired else None
+        return acquired
 
     def release(self) -> None:
         """Releases the lock. Raises RuntimeError if it is not held."""
@@ -175,7 +175,7 @@ class FileLock:
             if not scope.expired():
                 scope.reschedule(now + limit)
 
-    async def own_release(self) -> None:
+    async def wait_until_released(self) -> None:
         """Waits until no coroutine of this process holds the lock. Another process may still hold it."""
         async with self._turn:
             pass

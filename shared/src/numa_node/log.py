@@ -13,7 +13,7 @@ from typing import Final, TextIO
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _MAX_VALUE: Final = 2048
 """Maximum length of a value in characters. An exception's traceback is never truncated."""
-_MAX_COMPLAINTS: Final = 256
+_MAX_ERRORS: Final = 256
 
 
 class _Lines(logging.Formatter):
@@ -68,47 +68,49 @@ def _quoted(text: str) -> str:
     return text if plain and text else json.dumps(text)
 
 
-class Complaints:
+class ErrorLog:
     """Logs an item's error once, and again only if the error changes or recurs after it has cleared."""
 
-    def __init__(self, logger: logging.Logger, *foreseen: type[Exception]) -> None:
+    def __init__(self, logger: logging.Logger, *expected: type[Exception]) -> None:
         self._logger = logger
-        self._foreseen: tuple[type[Exception], ...] = (OSError, *foreseen)
-        self._told: dict[Hashable, str] = {}
+        self._expected: tuple[type[Exception], ...] = (OSError, *expected)
+        self._logged: dict[Hashable, str] = {}
 
-    def say(self, item: Hashable, message: str, error: BaseException | str) -> None:
+    def log(self, item: Hashable, message: str, error: BaseException | str) -> None:
         """Logs an item's error, with the traceback if the error's type is not an expected one."""
         text = str(error) or repr(error)
-        if self._told.get(item) != text:
-            self._told = dict([*self._told.items(), (item, text)][-_MAX_COMPLAINTS:])
-            trace = error if isinstance(error, Exception) and not isinstance(error, self._foreseen) else None
+        if self._logged.get(item) != text:
+            self._logged = dict([*self._logged.items(), (item, text)][-_MAX_ERRORS:])
+            trace = error if isinstance(error, Exception) and not isinstance(error, self._expected) else None
             self._logger.warning(message, extra={"item": str(item), "error": text}, exc_info=trace)
 
     @contextmanager
-    def about(self, item: Hashable, message: str) -> Iterator[None]:
+    def catch(self, item: Hashable, message: str) -> Iterator[None]:
         """Logs an exception raised in the block as this item's error and suppresses it, so that other items are still
         handled.
         """
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is logged
-            self.say(item, message, error)
+            self.log(item, message, error)
         else:
-            self.well(item)
+            self.clear(item)
 
-    def well(self, item: Hashable) -> None:
+    def clear(self, item: Hashable) -> None:
         """Records that the item has no error."""
-        self._told.pop(item, None)
+        self._logged.pop(item, None)
 
 
 class LimitedLog:
-    """A log for warnings that untrusted input can trigger. It logs at most ``most`` warnings in ``seconds`` seconds."""
+    """A log for warnings that untrusted input can trigger. It logs at most ``limit`` warnings in ``seconds``
+    seconds.
+    """
 
     def __init__(
-        self, logger: logging.Logger, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
+        self, logger: logging.Logger, limit: int, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._logger = logger
-        self._most = most
+        self._limit = limit
         self._seconds = seconds
         self._clock = clock
         self._began = -math.inf
@@ -123,13 +125,13 @@ class LimitedLog:
         now = self._clock()
         if now - self._began >= self._seconds:
             self._began, self._logged = now, 0
-        if self._logged == self._most:
+        if self._logged == self._limit:
             self._left_out += 1
             return
         self._logged += 1
         left_out, self._left_out = self._left_out, 0
         more = {"leftOutBefore": left_out} if left_out else {}
-        more |= {"nextAfterSeconds": int(self._seconds)} if self._logged == self._most else {}
+        more |= {"nextAfterSeconds": int(self._seconds)} if self._logged == self._limit else {}
         self._logger.warning(message, extra={**fields, **more}, exc_info=trace)
 
 

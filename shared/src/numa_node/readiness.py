@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-LASTS_SECONDS: Final = 10.0
+UNREADY_AFTER_SECONDS: Final = 10.0
 """How long a problem must last before a ready pod becomes unready."""
-GONE_SECONDS: Final = 2.0
+READY_AFTER_SECONDS: Final = 2.0
 """How long all problems must be absent before the pod is ready again."""
 Problem = TypeVar("Problem")
 """A problem: a message, or a value that ``str`` converts to a message."""
@@ -39,8 +39,8 @@ class Readiness(Generic[Problem]):
             return self._problems
         now = self._clock()
         self._changed_at = now if self._changed_at is None else self._changed_at
-        lasts = LASTS_SECONDS if problems else GONE_SECONDS if self._was_ready else 0.0
-        if now - self._changed_at >= lasts:
+        required = UNREADY_AFTER_SECONDS if problems else READY_AFTER_SECONDS if self._was_ready else 0.0
+        if now - self._changed_at >= required:
             self._ready, self._problems, self._changed_at = not problems, tuple(problems), None
             if problems:
                 _log.warning("not ready", extra={"problems": list(map(str, problems))})

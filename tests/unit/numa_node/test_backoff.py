@@ -20,5 +20,5 @@ def test_two_instances_do_not_stay_in_step() -> None:
 
 def test_a_period_without_failures_resets_the_steps() -> None:
     """In this test the period is a nanosecond, which has always passed before the next call."""
-    backoff = Backoff(1e-9, 1.0, calm=1e-9)
+    backoff = Backoff(1e-9, 1.0, reset_after=1e-9)
     assert all(backoff.next() <= 1e-9 for _ in range(40))

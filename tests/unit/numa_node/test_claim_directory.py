@@ -79,10 +79,10 @@ def test_a_single_check_shows_whether_the_view_is_current(tmp_path: Path) -> Non
     directory = ClaimDirectory(str(path), clock_ns=lambda: now)
     assert not directory.is_current()
     directory.refresh()
-    assert (directory.settled, directory.is_current()) == (False, False)
+    assert (directory.stamp_is_reliable, directory.is_current()) == (False, False)
     now += LATER
     directory.refresh()
-    assert (directory.settled, directory.is_current()) == (True, True)
+    assert (directory.stamp_is_reliable, directory.is_current()) == (True, True)
     write_claim(path, TWO)
     assert not directory.is_current()
     now = path.stat().st_mtime_ns + LATER
@@ -94,7 +94,7 @@ def test_a_single_check_shows_whether_the_view_is_current(tmp_path: Path) -> Non
     assert not directory.is_current()
     shutil.rmtree(path)
     directory.refresh()
-    assert (directory.settled, directory.is_current()) == (True, False)
+    assert (directory.stamp_is_reliable, directory.is_current()) == (True, False)
 
 
 def test_rewriting_the_same_record_changes_nothing(tmp_path: Path) -> None:

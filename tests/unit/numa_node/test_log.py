@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from numa_node.log import Complaints, LimitedLog, set_up_logging
+from numa_node.log import ErrorLog, LimitedLog, set_up_logging
 
 
 @pytest.fixture
@@ -74,16 +74,16 @@ def test_a_warning_is_logged_once_for_each_item(caplog: pytest.LogCaptureFixture
     """The warning is logged again if the problem changes, or if it goes away and comes back. An unexpected exception is
     logged with its traceback.
     """
-    complaints = Complaints(logging.getLogger("a"), KeyError)
+    error_log = ErrorLog(logging.getLogger("a"), KeyError)
     for error in (OSError("full"), OSError("full"), OSError("read-only")):
-        complaints.say("x", "not written", error)
+        error_log.log("x", "not written", error)
     for fault in (OSError("full"), None):
-        with complaints.about("y", "not written"):
+        with error_log.catch("y", "not written"):
             if fault is not None:
                 raise fault
-    complaints.say("y", "not written", OSError("full"))
-    complaints.say("z", "odd", ZeroDivisionError())
-    complaints.say("w", "known", KeyError("w"))
+    error_log.log("y", "not written", OSError("full"))
+    error_log.log("z", "odd", ZeroDivisionError())
+    error_log.log("w", "known", KeyError("w"))
     told = [(record.__dict__["item"], record.__dict__["error"], bool(record.exc_info)) for record in caplog.records]
     assert told == [
         ("x", "full", False),
@@ -99,11 +99,11 @@ def test_the_number_of_remembered_warnings_is_bounded(caplog: pytest.LogCaptureF
     """Memory does not grow with the number of possible problems. The oldest problem is forgotten and may be logged
     again.
     """
-    complaints = Complaints(logging.getLogger("a"))
+    error_log = ErrorLog(logging.getLogger("a"))
     for number in range(1000):
-        complaints.say(number, "not written", "full")
-    complaints.say(999, "not written", "full")
-    complaints.say(0, "not written", "full")
+        error_log.log(number, "not written", "full")
+    error_log.log(999, "not written", "full")
+    error_log.log(0, "not written", "full")
     assert len(caplog.records) == 1001
 
 

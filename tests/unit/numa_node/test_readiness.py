@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 
 import pytest
-from numa_node.readiness import GONE_SECONDS, LASTS_SECONDS, Readiness
+from numa_node.readiness import READY_AFTER_SECONDS, UNREADY_AFTER_SECONDS, Readiness
 
 
 @dataclass
@@ -38,11 +38,11 @@ def test_only_a_lasting_problem_makes_the_pod_unready(clock: Clock, ready: Readi
     """A problem that keeps coming and going does not make the pod unready."""
     for _ in range(20):
         assert ready.update(["late"]) == ()
-        clock.now += LASTS_SECONDS - 0.1
+        clock.now += UNREADY_AFTER_SECONDS - 0.1
         assert ready.update(["late"]) == ()
         assert ready.update([]) == ()
     assert ready.update(["late"]) == ()
-    clock.now += LASTS_SECONDS
+    clock.now += UNREADY_AFTER_SECONDS
     assert ready.update(["gone"]) == ("gone",)
 
 
@@ -53,12 +53,12 @@ def test_the_pod_becomes_ready_only_after_the_problem_has_been_gone_for_a_while(
     caplog.set_level(logging.INFO)
     for _ in range(5):
         ready.update(["late"])
-        clock.now += LASTS_SECONDS
+        clock.now += UNREADY_AFTER_SECONDS
     assert ready.update([]) == ("late",)
-    clock.now += GONE_SECONDS - 0.1
+    clock.now += READY_AFTER_SECONDS - 0.1
     assert ready.update([]) == ("late",)
     assert ready.update(["other"]) == ("other",)
     for said in (("other",), (), ()):
         assert ready.update([]) == said
-        clock.now += GONE_SECONDS
+        clock.now += READY_AFTER_SECONDS
     assert [record.message for record in caplog.records] == ["not ready", "ready"]

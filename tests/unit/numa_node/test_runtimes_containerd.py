@@ -326,7 +326,7 @@ def test_malformed_files_raise_only_undetermined_error(documents: list[dict[str,
 def test_a_dump_from_1_7_may_have_short_names_in_disabled_plugins() -> None:
     """containerd prints the list as it appears in a version 1 file, and prints no section for the plugin."""
     dump = read_dump(f'version = 2\ndisabled_plugins = ["cri"]\n[plugins."{NRI}"]\ndisable = true\n')
-    assert (dump.is_off(CRI_OF_1), dump.is_off(NRI)) == (True, False)
+    assert (dump.is_disabled(CRI_OF_1), dump.is_disabled(NRI)) == (True, False)
     with pytest.raises(RuntimeConfigError, match="use the output of"):
         read_dump(f'version = 2\n[plugins."{NRI}"]\ndisable = true\n')
 

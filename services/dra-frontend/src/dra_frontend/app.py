@@ -27,7 +27,7 @@ from numa_contract.names import CLAIMS_JOURNAL, DRIVERS, pool_socket_path
 from numa_contract.state.status import Notice, StatusCode
 from numa_node.addresses import SocketPathError
 from numa_node.descriptors import raise_descriptor_limit
-from numa_node.log import Complaints, set_up_logging
+from numa_node.log import ErrorLog, set_up_logging
 from numa_node.readiness import Readiness
 
 from dra_frontend.api_server.client import KubeClient, connect
@@ -98,7 +98,7 @@ class Service:
         self.metrics = self.telemetry.render
         self.readiness = Readiness[Notice]()
         self.guard = Guard()
-        self._complaints = Complaints(_log)
+        self._error_log = ErrorLog(_log)
         self.pod_warnings: tuple[Notice, ...] = ()
         """Non-fatal faults that the preflight found in the pod."""
         self._reported: list[NodeCondition] = []
@@ -197,14 +197,14 @@ class Service:
         self.backend.changed()
         for events in self.pod_events:
             # The backend must get a response even if Events cannot be created for one container's report.
-            with self._complaints.about(type(events).__name__, "no Events created from container reports"):
+            with self._error_log.catch(type(events).__name__, "no Events created from container reports"):
                 events.backend_changed()
 
     def refresh(self) -> None:
         """Publishes the devices according to the current state of the machine and the claims. Does not raise; a failure
         is retried at the next tick.
         """
-        with self._complaints.about("devices", "devices not published"):
+        with self._error_log.catch("devices", "devices not published"):
             found = self.watch.errors.faults, self.shortages.by_device
             self.offer.refresh(self.watch.inventory, self.store.ledger, *found)
 

@@ -82,7 +82,7 @@ class Dump:
         """Returns the value at a path under ``plugins``, or None if there is none."""
         return _at(self.plugins, path)
 
-    def is_off(self, plugin: str) -> bool:
+    def is_disabled(self, plugin: str) -> bool:
         """Returns True if a plugin is disabled as a whole."""
         return plugin in map(full_name, self.disabled)
 
@@ -108,7 +108,7 @@ def read_dump(text: str) -> Dump:
     of_2_0 = version > DUMP_OF_1_7 and "plugin_dir" in document
     dump = Dump(version, plugins, tuple(map(str, items(document.get("disabled_plugins")))), of_2_0)
     for plugin in (dump.cri, NRI):
-        if not isinstance(dump.value(plugin), dict) and not dump.is_off(plugin):
+        if not isinstance(dump.value(plugin), dict) and not dump.is_disabled(plugin):
             raise RuntimeConfigError(
                 f'the dump has no [plugins."{plugin}"]: use the output of "containerd config dump", not a config.toml'
             )
@@ -187,7 +187,7 @@ def items(found: Any) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def same_place(path: str) -> str:
+def resolve_var_run(path: str) -> str:
     """Normalizes a path: /var/run is a link to /run on every node."""
     path = posixpath.normpath(path)
     return path.removeprefix("/var") if path.startswith("/var/run/") else path

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 
-from numa_node.runtimes.containerd import CDI_DIRECTORIES, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, Release, same_place
+from numa_node.runtimes.containerd import CDI_DIRECTORIES, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, Release, resolve_var_run
 
 CONTAINERD: Final = "containerd"
 CRI_O: Final = "CRI-O"
@@ -123,7 +123,7 @@ def required_value(name: str, found: Any, cdi_dir: str) -> Any:
     match name:
         case "cdi_directories":
             there = [str(one) for one in found] if isinstance(found, list) else []
-            has_it = same_place(cdi_dir) in map(same_place, there)
+            has_it = resolve_var_run(cdi_dir) in map(resolve_var_run, there)
             return found if has_it else [*there, cdi_dir]
         case "required":
             plugins = found if isinstance(found, list) else []

@@ -54,7 +54,7 @@ def test_files_and_directories_can_be_unpacked(tmp_path: Path) -> None:
 
 def test_files_beyond_the_limits_are_left_out() -> None:
     """The archive is still readable, and the caller learns which file was left out."""
-    archive = ArchiveWriter(io.BytesIO(), most_bytes=10)
+    archive = ArchiveWriter(io.BytesIO(), max_bytes=10)
     assert archive.add("a", "12345")
     assert not archive.add("b", "123456")
     assert archive.add("c", "12345")

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from numa_contract.records import ClaimReference
 from numa_node.backoff import Backoff
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 
 from dra_frontend.allocation.claim import uid_of
 from dra_frontend.allocation.device_status import (
@@ -115,7 +115,7 @@ class DeviceStatus:
     """Number of denied writes in each namespace since the last successful write in that namespace."""
     _failures: NamespaceFailures = field(init=False)
     _denied: NamespaceFailures = field(init=False)
-    _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
+    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log, KubeError))
 
     def __post_init__(self) -> None:
         """Creates the per-namespace failure counters."""
@@ -217,7 +217,7 @@ class DeviceStatus:
         self._denials.pop(claim.namespace, None)
         self._failures.succeed(claim.namespace)
         self._denied.succeed(claim.namespace)
-        self._complaints.well("status")
+        self._error_log.clear("status")
         self._waits.reset()
         self._denied_waits.reset()
 
@@ -227,7 +227,7 @@ class DeviceStatus:
             self._count("failed")
             self._not_before[uid] = now + PAUSE_SECONDS
             if not isinstance(error, ConflictError):
-                self._complaints.say("status", _NOT_WRITTEN, error)
+                self._error_log.log("status", _NOT_WRITTEN, error)
                 if self._failures.fail(namespace, error.retry_after) or isinstance(error, UnreachableError):
                     self._pause(self._waits, error, error.retry_after)
             return
@@ -237,7 +237,7 @@ class DeviceStatus:
         else:
             # The claim is gone or was reallocated. The next time it is read, its status is compared again.
             self._count("failed")
-            self._complaints.say(uid, "claim status not written", error)
+            self._error_log.log(uid, "claim status not written", error)
 
     def _deny(self, uid: str, why: str, most: int = _MAX_DENIALS) -> None:
         """Counts a denied write. After ``most`` consecutive denials in a namespace, pauses all writes in the namespace.
@@ -248,13 +248,13 @@ class DeviceStatus:
         namespace = self._claims[uid].namespace
         self._count("denied")
         self._denials[namespace] += 1
-        self._complaints.say("status", _NOT_WRITTEN, why)
+        self._error_log.log("status", _NOT_WRITTEN, why)
         if self._denials[namespace] >= most and self._denied.fail(namespace):
             self._pause(self._denied_waits, why)
 
     def _pause(self, waits: Backoff, error: Exception | str, least: float = 0.0) -> None:
         self._paused_until = self.clock() + max(waits.next(), least)
-        self._complaints.say("status", _NOT_WRITTEN, error)
+        self._error_log.log("status", _NOT_WRITTEN, error)
 
 
 def _doubled(first: float, last: float, failures: int) -> float:

@@ -21,7 +21,7 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import MAX_CLAIM_FILES, ClaimDirectory, DirectoryView
 from numa_node.files import read_regular, replace_file
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 
 from dra_frontend.allocation.ledger import Ledger, is_tombstone
 from dra_frontend.claims.journal import Name
@@ -52,7 +52,7 @@ class ClaimFiles(ClaimDirectory):
         self._copied: dict[str, str] = {}
         """Problems of those unusable files that have been copied to quarantine, by file name."""
         self._set_aside: dict[str, str] = {}
-        self._copying = Complaints(_log)
+        self._copying = ErrorLog(_log)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -141,9 +141,9 @@ class ClaimFiles(ClaimDirectory):
             copy = self._quarantine / f"{name}.{hashlib.sha256(content).hexdigest()[:12]}"
             replace_file(str(copy), content, 0o600)
             self._prune()
-            self._copying.well(name)
+            self._copying.clear(name)
         except OSError as error:
-            self._copying.say(name, "cannot copy claim file to quarantine", error)
+            self._copying.log(name, "cannot copy claim file to quarantine", error)
             return False
         return True
 
@@ -184,7 +184,7 @@ class Transaction:
 
     _files: ClaimFiles
     _metadata: MetadataFiles
-    _complaints: Complaints
+    _error_log: ErrorLog
     containers: tuple[ContainerReport, ...]
     certain: bool
     """True if the reports are complete, in which case a container that is missing from them is not running."""
@@ -366,5 +366,5 @@ class Transaction:
         """
         missing = [f for f in self._files.view.files.values() if f.record and self._metadata.missing(f.record)]
         for record in [file.record for file in (*self.vanished.values(), *missing) if file.record]:
-            with self._complaints.about((record.driver, record.claim.uid), "claim file not restored"):
+            with self._error_log.catch((record.driver, record.claim.uid), "claim file not restored"):
                 self.write(record, "restored")

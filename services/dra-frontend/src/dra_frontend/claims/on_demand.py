@@ -26,7 +26,7 @@ from numa_contract.config import Config
 from numa_contract.errors import cut_answer
 from numa_contract.names import MEMORY_DRIVER, NOT_PROVISIONED, ON_DEMAND_LABEL, PROVISIONED
 from numa_node.backoff import Backoff
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 
 from dra_frontend.allocation.claim import ClaimView, Refused, count_of, parse_claim, uid_of
 from dra_frontend.allocation.device_status import Condition, Entry, Key, read_entries, written
@@ -111,13 +111,13 @@ class LabelledClaims:
         """Reduced claims by UID, or None until they are known."""
         self.version: object = None
         """Token that is replaced after each change to the claims."""
-        self._complaints = Complaints(_log, KubeError)
+        self._error_log = ErrorLog(_log, KubeError)
 
     async def follow(self) -> None:
         """Keeps :attr:`by_uid` up to date with the cluster's claims. Runs forever. Does not raise, even if a response
         is malformed.
         """
-        waits = Backoff(1.0, 60.0, calm=60.0)
+        waits = Backoff(1.0, 60.0, reset_after=60.0)
         while True:
             least = 0.0
             try:
@@ -130,7 +130,7 @@ class LabelledClaims:
                     async for kind, document in events:
                         self._see(kind, document)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, the other claims are served
-                self._complaints.say("claims", "claims for on-demand hugepages cannot be watched", error)
+                self._error_log.log("claims", "claims for on-demand hugepages cannot be watched", error)
                 least = error.retry_after if isinstance(error, KubeError) else 0.0
             await asyncio.sleep(max(waits.next(), least))
 
@@ -147,7 +147,7 @@ class LabelledClaims:
             if kept is not None and len(self.by_uid) < _MAX_CLAIMS:
                 self.by_uid[uid] = kept
             elif kept is not None:
-                self._complaints.say(
+                self._error_log.log(
                     "number", "claim for on-demand hugepages ignored", f"more than {_MAX_CLAIMS} claims"
                 )
         self.version = object()
@@ -190,7 +190,7 @@ class HugepagesOnDemand:
         """
         self._books: tuple[object, ...] = ()
         self._next_check = 0.0
-        self._complaints = Complaints(_log, KubeError, Refused)
+        self._error_log = ErrorLog(_log, KubeError, Refused)
 
     def _forget(self, uid: str) -> None:
         """Forgets the result that was written for a claim's previous allocation."""
@@ -201,7 +201,7 @@ class HugepagesOnDemand:
 
         Always returns True, so that it is called again at each tick: the scheduler is waiting for the results.
         """
-        with self._complaints.about("shortages", "hugepages-on-demand helper not checked"):
+        with self._error_log.catch("shortages", "hugepages-on-demand helper not checked"):
             await self._follow_shortages()
         ledger = self._ledger()
         inputs = (self.claims.version, self._inventory(), ledger.files, has_unknown_pages(ledger))
@@ -209,7 +209,7 @@ class HugepagesOnDemand:
         if self.claims.by_uid is None or (len(books) == len(self._books) and all(map(is_, books, self._books))):
             return True
         self._books = ()
-        with self._complaints.about("pools", "on-demand hugepage pools not resized"):
+        with self._error_log.catch("pools", "on-demand hugepage pools not resized"):
             if await self._provide():
                 self._books = books
         return True
@@ -271,7 +271,7 @@ class HugepagesOnDemand:
         retry, unseen, before = set[str](), set[str](), self._shortages.by_device
         for pool, device in self._devices():
             retry.add(device.name)
-            with self._complaints.about(device.name, "on-demand hugepage pool not resized"):
+            with self._error_log.catch(device.name, "on-demand hugepage pool not resized"):
                 target = pool_target(pool, device, waiting, self._ledger(), self._config)
                 outcome = await asyncio.to_thread(self._resize, target)
                 if self._record_outcome(target, outcome):
@@ -289,7 +289,7 @@ class HugepagesOnDemand:
         # reads a result.
         self._publish_shortages(before)
         for uid in [uid for uid in ready if uid not in self._answered]:
-            with self._complaints.about(uid, "cannot write the result to a claim for on-demand hugepages"):
+            with self._error_log.catch(uid, "cannot write the result to a claim for on-demand hugepages"):
                 await self._answer(uid, waiting[uid].view, problems[uid])
         return not retry and all(uid in self._answered for uid in problems)
 
@@ -300,7 +300,7 @@ class HugepagesOnDemand:
         """
         devices, known = self._inventory().devices, {uid for _, uid in self._ledger().files}
         for uid, document in list((self.claims.by_uid or {}).items()):
-            with self._complaints.about(uid, "claim for on-demand hugepages cannot be read"):
+            with self._error_log.catch(uid, "claim for on-demand hugepages cannot be read"):
                 view = parse_claim(document)
                 sizes = [(one, count_of(MEMORY_DRIVER, one)) for one in view.results[MEMORY_DRIVER]]
                 here = tuple((one, size) for one, size in sizes if (MEMORY_DRIVER, one.pool, one.device) in devices)
@@ -336,9 +336,9 @@ class HugepagesOnDemand:
         if outcome.grown:
             self._shortages.helper_answered(name)
         if outcome.problem:
-            self._complaints.say(("pool", name), "on-demand hugepage pool not resized", outcome.problem)
+            self._error_log.log(("pool", name), "on-demand hugepage pool not resized", outcome.problem)
         else:
-            self._complaints.well(("pool", name))
+            self._error_log.clear(("pool", name))
         if outcome.grown and outcome.pages < min(target.needed, target.limit):
             found = outcome.problem or f"the kernel found memory for {outcome.pages} of {target.needed} pages"
             at = datetime.now(UTC).strftime("%H:%M:%SZ")

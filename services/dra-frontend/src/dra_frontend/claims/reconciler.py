@@ -18,7 +18,7 @@ from numa_contract.names import DRIVERS, ClaimKey
 from numa_contract.records import AllocationRecord, Owner, PodReference
 from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import DirectoryReplacedError
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 from numa_node.ticks import next_tick
 
 from dra_frontend.allocation.allocate import with_pods
@@ -64,7 +64,7 @@ class Reconciler:
     _sweep: list[str] = field(default_factory=list)
     _next_sweep: float = -inf
     _detached: bool = False
-    _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
+    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log, KubeError, Refused))
 
     async def run_reports(self) -> None:
         """Stores claims' owners, and reads a claim again when an unknown pod uses the claim. Runs forever."""
@@ -92,7 +92,7 @@ class Reconciler:
             if known is report or known == report:
                 continue
             followed = False
-            with self._complaints.about(report.id, "record not updated"):
+            with self._error_log.catch(report.id, "record not updated"):
                 followed = await self._follow(report)
             if followed:
                 self._followed[report.id] = report
@@ -147,7 +147,7 @@ class Reconciler:
         """
         if self._detached:
             raise DirectoryReplacedError
-        with self._complaints.about("disk", "the CDI directory cannot be scanned"):
+        with self._error_log.catch("disk", "the CDI directory cannot be scanned"):
             await self._store.transact(_only_scan, thorough=thorough, allocates=False)
         self._detached = self._store.detached
 
@@ -169,11 +169,11 @@ class Reconciler:
         try:
             if records := [record for driver in DRIVERS if (record := ledger.record(driver, uid))]:
                 await self._compare(*records)
-            self._complaints.well(uid)
+            self._error_log.clear(uid)
         except KubeError as error:
-            self._complaints.say("sweep", "claims not read", error)
+            self._error_log.log("sweep", "claims not read", error)
         except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
-            self._complaints.say(uid, "claim not compared", error)
+            self._error_log.log(uid, "claim not compared", error)
         return bool(self._sweep)
 
     async def _compare(self, *records: AllocationRecord) -> None:

@@ -29,7 +29,7 @@ from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, ClaimKey
 from numa_contract.reports import BackendStatus
 from numa_node.backoff import Backoff
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 from numa_node.ticks import QUIET_SECONDS, TICK_SECONDS, until_tick
 
 from dra_frontend.allocation.allocate import DriverClaim, allocate_claim, parse_driver_claim
@@ -117,7 +117,7 @@ class Recovery:
     """The last round's ledger if no claim was lost and no records overlapped; otherwise None."""
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
+    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log, KubeError, Refused))
 
     async def run(self) -> None:
         """Rebuilds lost records at each tick, or immediately if a Prepare call is waiting for one. Runs forever.
@@ -132,7 +132,7 @@ class Recovery:
                         await self._wanted.wait()
                 self._wanted.clear()
                 # Regardless of what went wrong, the next round may succeed.
-                with self._complaints.about("round", "recovery postponed"):
+                with self._error_log.catch("round", "recovery postponed"):
                     await self.round()
 
     async def attempted(self) -> None:
@@ -174,7 +174,7 @@ class Recovery:
         except TimeoutError:
             if not scope.expired():
                 raise
-            self._complaints.say(
+            self._error_log.log(
                 "lists", "cannot list the claims in some namespaces", f"not finished within {self.lists_seconds:.0f} s"
             )
 
@@ -187,7 +187,7 @@ class Recovery:
         return sorted(due)
 
     async def _by_name(self, key: ClaimKey, name: Name, turns: asyncio.Semaphore) -> None:
-        with self._complaints.about(key, _NOT_REBUILT):
+        with self._error_log.catch(key, _NOT_REBUILT):
             async with turns:
                 document = await self._claim_reader.get_claim(*name)
             await self._rebuild(key, document)
@@ -199,13 +199,13 @@ class Recovery:
             listed = self._claim_reader.list_claims(namespace)
             documents = {uid: document async for document in listed if (uid := uid_of(document)) in wanted}
         except KubeError as error:
-            self._complaints.say(namespace, "cannot list the claims in a namespace", error)
+            self._error_log.log(namespace, "cannot list the claims in a namespace", error)
             self._due |= {key: max(self._due[key], self.clock() + error.retry_after) for key in keys}
             return
         # Any pod can name any number of claims that do not exist, so all such claims share one transaction.
         await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
         for key in [key for key in keys if key[1] in documents]:
-            with self._complaints.about(key, _NOT_REBUILT):
+            with self._error_log.catch(key, _NOT_REBUILT):
                 await self._rebuild(key, documents[key[1]])
 
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
@@ -264,7 +264,7 @@ class Recovery:
             if not self.list_wanted or not self._backend.live:
                 waits.reset()
                 continue
-            with self._complaints.about("list", "cannot list the claims of this node"):
+            with self._error_log.catch("list", "cannot list the claims of this node"):
                 try:
                     await self.list_all()
                 except KubeError as error:
@@ -300,10 +300,10 @@ class Recovery:
         """
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
         if pairs and self._backend.leads:
-            self._complaints.say("overlap", "records hold the same CPUs", str(pairs))
+            self._error_log.log("overlap", "records hold the same CPUs", str(pairs))
             await self._store.transact(_part_overlaps)
         elif not pairs:
-            self._complaints.well("overlap")
+            self._error_log.clear("overlap")
         return bool(pairs)
 
 

@@ -33,7 +33,7 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.names import CPU_DRIVER, ClaimKey
 from numa_contract.reports import RecordChange, RecordsAnswer
 from numa_node.files import FileLock
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
@@ -126,7 +126,7 @@ class ClaimStore:
     """Generation of each release that still holds resources or that our backend has not read yet."""
     _lost_at: dict[ClaimKey, int] = field(default_factory=dict)
     """Generation of each loss of a CPU claim that our backend has not read yet."""
-    _complaints: Complaints = field(default_factory=partial(Complaints, _log))
+    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log))
 
     @property
     def ledger(self) -> Ledger:
@@ -227,7 +227,7 @@ class ClaimStore:
         """Waits for a transaction whose caller was cancelled, but not for other instances, since one of them may be
         stuck.
         """
-        await self._lock.own_release()
+        await self._lock.wait_until_released()
 
     async def transact(
         self, change: Callable[[Transaction], T], *, thorough: bool = False, allocates: bool = True
@@ -262,7 +262,7 @@ class ClaimStore:
         """
         reports, status = tuple(self._backend.containers.values()), self._backend.status
         certain, answered = not self._backend.problem, dict(self._ledger.answered)
-        transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
+        transaction = Transaction(self._files, self._metadata, self._error_log, reports, certain, answered)
         acked, transaction.unconfirmed = self._acked_generation, self.unconfirmed
         if acked is not None:
             self._lost_at = {key: at for key, at in self._lost_at.items() if at > acked}

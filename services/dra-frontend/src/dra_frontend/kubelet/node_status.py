@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from numa_node.backoff import Backoff
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 
 from dra_frontend.api_server.errors import ForbiddenError, KubeError, NotFoundError
 from dra_frontend.devices.gates import kubelet_counts_claims
@@ -53,7 +53,7 @@ class NodeStatus:
         self._clock = clock
         self._read_at: float | None = None
         self._counts = False
-        self._complaints = Complaints(_log, KubeError)
+        self._error_log = ErrorLog(_log, KubeError)
         self._needed = needed
         self._waits = waits
         self.settled = asyncio.Event()
@@ -103,7 +103,7 @@ class NodeStatus:
             await asyncio.Event().wait()
         while True:
             wait, least = regular, 0.0
-            with self._complaints.about("node", "Node not read"):
+            with self._error_log.catch("node", "Node not read"):
                 try:
                     await self.read()
                     # A kubelet that has just registered its Node reports capacity and allocatable memory only a moment

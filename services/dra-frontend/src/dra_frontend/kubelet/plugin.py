@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 
 import grpc.aio
 from numa_node.addresses import check_socket_path
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 
 from dra_frontend._pb import pluginregistration_pb2 as pb
 from dra_frontend._pb import pluginregistration_pb2_grpc
@@ -135,7 +135,7 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     problem: str = ""
     """Path of a socket that cannot be created, with the reason, or "" if there is none."""
     _served: list[ServedSocket] = field(default_factory=list)
-    _complaints: Complaints = field(default_factory=partial(Complaints, _log))
+    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log))
 
     async def __aenter__(self) -> Self:
         """Serves DRA and health. Raises SocketPathError or OSError."""
@@ -192,10 +192,10 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
         for one in list(self._served):
             try:
                 await self._restore(one)
-                self._complaints.well(one.path)
+                self._error_log.clear(one.path)
             except OSError as error:
                 problem = f"{one.path} was removed and cannot be created again: {error}"
-                self._complaints.say(one.path, "socket cannot be placed", error)
+                self._error_log.log(one.path, "socket cannot be placed", error)
         self.problem = problem
 
     async def _restore(self, one: ServedSocket) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 from numa_contract.errors import cut_answer
 from numa_node.backoff import Backoff
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 from numa_node.ticks import each_tick
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Guard:
     def __init__(self, waits: tuple[float, float] = (1.0, 60.0)) -> None:
         """``waits`` contains the first and the longest delay in seconds before a failed endless task is restarted."""
         self._waits = waits
-        self._complaints = Complaints(_log)
+        self._error_log = ErrorLog(_log)
         self._failing: dict[str, str] = {}
 
     @property
@@ -40,7 +40,7 @@ class Guard:
 
     async def endless(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Calls ``run``, which should run forever, and calls it again whenever it fails. Runs forever."""
-        waits = Backoff(*self._waits, calm=self._waits[1])
+        waits = Backoff(*self._waits, reset_after=self._waits[1])
         while True:
             await self._step(name, run)
             await asyncio.sleep(waits.next())
@@ -51,8 +51,8 @@ class Guard:
             busy = await work()
         except Exception as error:  # noqa: BLE001 - logged and reported
             self._failing[name] = cut_answer(str(error) or type(error).__name__)
-            self._complaints.say(name, "task failed and is retried", error)
+            self._error_log.log(name, "task failed and is retried", error)
             return True
         self._failing.pop(name, None)
-        self._complaints.well(name)
+        self._error_log.clear(name)
         return busy

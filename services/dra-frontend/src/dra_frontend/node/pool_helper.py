@@ -19,7 +19,7 @@ from numa_contract.config import Config
 from numa_contract.names import pool_socket_path
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size
 from numa_node.addresses import check_socket_path
-from numa_node.log import Complaints, set_up_logging
+from numa_node.log import ErrorLog, set_up_logging
 
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
@@ -134,10 +134,10 @@ def _serve(listening: socket.socket, helper: PoolHelper) -> None:
     A request whose caller no longer waits is dropped. The caller computed the number of pages from claims that may have
     changed since, for example if the helper was stopped or a kernel call took long.
     """
-    complaints = Complaints(_log)
+    error_log = ErrorLog(_log)
     while True:
         connection, _ = listening.accept()
-        with connection, complaints.about("caller", "request not answered"):
+        with connection, error_log.catch("caller", "request not answered"):
             connection.settimeout(_CALLER_SECONDS)
             if (data := connection.recv(MAX_REQUEST_BYTES + 1)) and not _has_left(connection):
                 connection.send(helper.answer(data).model_dump_json().encode())

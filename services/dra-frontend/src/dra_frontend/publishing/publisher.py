@@ -83,7 +83,7 @@ class Publisher:
     async def run(self) -> None:
         """Publishes forever, starting with the first call to ``set_pools``. Only cancellation ends it."""
         await self._wake.wait()
-        waits = Backoff(*self._waits, calm=_CALM_SECONDS)
+        waits = Backoff(*self._waits, reset_after=_CALM_SECONDS)
         async with asyncio.TaskGroup() as tasks:
             while True:
                 least = 0.0
@@ -119,7 +119,7 @@ class Publisher:
         for good.
         """
         loop, due = asyncio.get_running_loop(), 0.0
-        waits, repairs = (Backoff(*self._waits, calm=_CALM_SECONDS) for _ in range(2))
+        waits, repairs = (Backoff(*self._waits, reset_after=_CALM_SECONDS) for _ in range(2))
         while True:
             least = 0.0
             try:

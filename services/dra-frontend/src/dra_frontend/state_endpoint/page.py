@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from numa_node.addresses import BindError
-from numa_node.log import Complaints
+from numa_node.log import ErrorLog
 from starlette.responses import Response
 
 from dra_frontend.state_endpoint.node_view import node_view
@@ -61,9 +61,9 @@ def page_application(state: StateSource) -> LocalOnly:
 
 async def serve_page(state: StateSource, port: int) -> None:
     """Serves the page on this pod's loopback address forever. If the port is in use, tries again later."""
-    complaints = Complaints(_log)
+    error_log = ErrorLog(_log)
     while True:
-        with complaints.about("pagePort", "page not served over TCP"):
+        with error_log.catch("pagePort", "page not served over TCP"):
             try:
                 async with serve_port((LOOPBACK, port), page_application(state)):
                     await asyncio.Event().wait()

@@ -52,8 +52,8 @@ class ArchiveError(Exception):
 class ArchiveWriter:
     """Builds a reproducible archive: identical contents produce byte-identical output."""
 
-    def __init__(self, file: BinaryIO, most_bytes: int = MAX_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, file: BinaryIO, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._zip = gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="")
         self._tar = tarfile.TarFile.open(fileobj=self._zip, mode="w|", format=tarfile.PAX_FORMAT)
         self._bytes = 0
@@ -64,7 +64,7 @@ class ArchiveWriter:
         too deep.
         """
         data = text.encode(errors="surrogateescape")
-        if self._bytes + len(data) > self._most_bytes or not self._has_room(path):
+        if self._bytes + len(data) > self._max_bytes or not self._has_room(path):
             return False
         entry = self._entry(path)
         entry.size = len(data)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from numa_contract.reports import BackendStatus
-from numa_node.runtimes.containerd import CRI_OF_1, Documents, Dump, Release, same_place
+from numa_node.runtimes.containerd import CRI_OF_1, Documents, Dump, Release, resolve_var_run
 from numa_node.runtimes.settings import CONTAINERD, CRI_O
 
 from numa_tools.doctor.facts import KubeletConfig
@@ -209,7 +209,7 @@ def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
     reason.
     """
     first, end = _DUMP_OF[dump.version]
-    if dump.is_off(dump.cri) or dump.is_off(CRI_OF_1):
+    if dump.is_disabled(dump.cri) or dump.is_disabled(CRI_OF_1):
         why = "the given dump is from a containerd without the CRI service, which the kubelet cannot use"
         return Unread(why, f"pass the configuration of the kubelet's containerd with --config; or {_NO_DUMP}")
     if release is not None and not first <= release < end:
@@ -273,8 +273,8 @@ def _of_the_kubelet(found: FoundRuntimes, reported: Reported | None) -> list[Can
         left = [one for one in left if one.runs]
     sockets = [_path_of(found.endpoint)] if found.endpoint else found.sockets
     if sockets:
-        serving = set(map(same_place, sockets))
-        left = [one for one in left if not one.place.socket or same_place(one.place.socket) in serving]
+        serving = set(map(resolve_var_run, sockets))
+        left = [one for one in left if not one.place.socket or resolve_var_run(one.place.socket) in serving]
     return left
 
 

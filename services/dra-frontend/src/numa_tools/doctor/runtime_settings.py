@@ -146,7 +146,7 @@ def printed_settings(text: str) -> tuple[str, dict[str, Any], Dump | None]:
 
 
 def _settings_of(dump: Dump) -> dict[str, Any]:
-    off = frozenset(one for one in (dump.cri, CRI_OF_1, NRI) if dump.is_off(one))
+    off = frozenset(one for one in (dump.cri, CRI_OF_1, NRI) if dump.is_disabled(one))
     on_by_default = dump.version != DUMP_OF_1_7
     read = Effective(dump.plugins, dump.cri, NRI, off, off <= {NRI}, on_by_default)
     found = {one.name: _found(one, read) for one in SETTINGS}

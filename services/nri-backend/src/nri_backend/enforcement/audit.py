@@ -365,7 +365,7 @@ class Auditor:
             # A thorough refresh also detects writes to existing files, which do not change the directory's timestamp.
             known = bool(self._state.files or self._claim_files.view.problems)
             await self._claim_files.refresh(thorough=due.tick and due.records and known)
-            if not self._claim_files.settled:
+            if not self._claim_files.stamp_is_reliable:
                 # The directory was modified so recently that another change could leave it with the same timestamp.
                 # It is read again soon, so that the next hook need not read it.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)

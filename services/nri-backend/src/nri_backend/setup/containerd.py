@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from numa_contract.errors import shown
-from numa_node.runtimes.containerd import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, same_place
+from numa_node.runtimes.containerd import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, resolve_var_run
 from numa_node.runtimes.settings import (
     MIN_SECONDS,
     NEEDED,
@@ -56,7 +56,7 @@ def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) 
         changes.append(Change((NRI, key), _at_least(found, seconds), found))
     if require_plugin and dump.can_require_plugins:
         changes += _changes(REQUIRE_PLUGIN, dump, cdi_dir)
-    return [one for one in changes if one.actual != one.required and not dump.is_off(one.path[0])]
+    return [one for one in changes if one.actual != one.required and not dump.is_disabled(one.path[0])]
 
 
 def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
@@ -76,7 +76,7 @@ def manual_changes(dump: Dump, *, require_plugin: bool = False) -> list[str]:
         for plugin in dump.disabled
         if full_name(plugin) in _REQUIRED_PLUGINS
     ]
-    if require_plugin and not dump.can_require_plugins and not dump.is_off(NRI):
+    if require_plugin and not dump.can_require_plugins and not dump.is_disabled(NRI):
         found.append("this containerd cannot require plugins: update it to 2.2 or later, or omit --require-plugin")
     return found
 
@@ -85,7 +85,7 @@ def warnings(dump: Dump) -> list[str]:
     """Returns warnings for the operator that do not concern required settings."""
     lines = []
     socket = str(dump.value(NRI, "socket_path") or NRI_SOCKET)
-    if same_place(socket) != same_place(NRI_SOCKET):
+    if resolve_var_run(socket) != resolve_var_run(NRI_SOCKET):
         lines.append(
             f"containerd's NRI socket is {shown(socket)}: set nriSocket in this driver's configuration to that path"
         )

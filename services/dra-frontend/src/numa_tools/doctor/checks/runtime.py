@@ -9,7 +9,7 @@ from typing import Any, Final
 from numa_contract.config import Config
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 from numa_contract.reports import BackendStatus
-from numa_node.runtimes.containerd import UndeterminedError, same_place
+from numa_node.runtimes.containerd import UndeterminedError, resolve_var_run
 from numa_node.runtimes.settings import CRI_O, MIN_SECONDS, NEEDED, OLDEST, required_value
 
 from numa_tools.doctor.facts import Document
@@ -88,7 +88,7 @@ def _compared(runtime: RuntimeConfig, names: Sequence[str], config: Config) -> t
 
 def _socket(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
     socket = runtime.value("socket")
-    if same_place(socket) != same_place(config.nri_socket):
+    if resolve_var_run(socket) != resolve_var_run(config.nri_socket):
         yield problem(
             f"{runtime.software}'s NRI socket is {socket}, but nriSocket is {config.nri_socket}.",
             "the backend waits for a socket that is never created",

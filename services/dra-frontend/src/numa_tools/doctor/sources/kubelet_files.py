@@ -48,11 +48,11 @@ class HostFiles:
         except HostTreeError as error:
             raise UnseenError(str(error)) from error
 
-    def data(self, path: str, most_bytes: int = _MAX_BYTES) -> bytes | None:
+    def data(self, path: str, max_bytes: int = _MAX_BYTES) -> bytes | None:
         """Returns a file's content, or None if the file does not exist. Raises UnseenError."""
         try:
             real = self.where(path)
-            data = read_regular(real, min(most_bytes, self._left), follow=True)
+            data = read_regular(real, min(max_bytes, self._left), follow=True)
             self._left -= len(data)
             self._remember(path, real)
         except (FileNotFoundError, NotADirectoryError):
@@ -63,9 +63,9 @@ class HostFiles:
             raise UnseenError(f"{path[:200]!r} is not a path: {error}") from error
         return data
 
-    def text(self, path: str, most_bytes: int = _MAX_BYTES) -> str | None:
+    def text(self, path: str, max_bytes: int = _MAX_BYTES) -> str | None:
         """Returns a file's text, or None if the file does not exist. Raises UnseenError."""
-        data = self.data(path, most_bytes)
+        data = self.data(path, max_bytes)
         try:
             return None if data is None else data.decode()
         except UnicodeDecodeError as error:

@@ -119,8 +119,8 @@ class _Frontend:
         server = await asyncio.start_unix_server(serve, path)
         try:
             async with connect(str(path)) as http:
-                await http.ask(StateAnswer, "PUT", "/v1/backend", b"{}")
-                await http.ask(RecordsAnswer, "GET", "/v1/records?after=0")
+                await http.request_document(StateAnswer, "PUT", "/v1/backend", b"{}")
+                await http.request_document(RecordsAnswer, "GET", "/v1/records?after=0")
         finally:
             server.close()
 

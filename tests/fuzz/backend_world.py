@@ -175,7 +175,7 @@ class Instance:
             read_host=world.read_host,
             enforcement_records=records,
             leadership=lambda: world.leadership(self),
-            observer=Telemetry(),
+            telemetry=Telemetry(),
             clock=asyncio.get_running_loop().time,
         )
         state = NodeState(world.config)
@@ -191,7 +191,7 @@ class Instance:
         await asyncio.wait({self.task})
         reconciler = self.enforcer.reconciler
         for detector in (*reconciler.detectors.values(), reconciler.group_detector):
-            await detector.unsettled([])
+            await detector.find_changed([])
 
 
 class World:

@@ -21,7 +21,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         before the caller continues.
 
         In the latter case, the backend's worker gets the result of a hook's job without another iteration of the loop,
-        as if the job had ended within HOLD_SECONDS.
+        as if the job had ended within LOOP_BLOCK_SECONDS.
         """
         self._virtual = VirtualClock()
         self._delays = delays

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from nri_backend.app import no_claims
+from nri_backend.app import missing_cdi_directory
 from nri_backend.claims.authorization import Claims, authorize, read_evidence
-from nri_backend.containers.admission import occupied
+from nri_backend.containers.admission import occupied_rejection
 from nri_backend.containers.container import Identity, Tracked, problem_of
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import file_problem
@@ -21,7 +21,7 @@ from nri_backend.host_isolation.isolation import HostIsolation
 from nri_backend.host_isolation.originals import OriginalsFile
 from nri_backend.host_isolation.plan import Cpus
 from nri_backend.node.cgroups import CgroupAccessError, CgroupTree
-from nri_backend.node.privileges import PartitionRight, capability_problem
+from nri_backend.node.privileges import PartitionPermission, capability_problem
 from nri_backend.nri.model import Pod
 from nri_backend.problems import Problem
 from nri_backend.settings import load_settings
@@ -85,7 +85,7 @@ def test_the_remedy_for_a_missing_privilege_names_it(
     permitted: str, uid_map: str, code: BackendCode, remedy: str, tmp_path: Path
 ) -> None:
     """The doctor names the capability, the user namespace or the security module that prevents partitions."""
-    problem = PartitionRight(DenyingTree(tmp_path / "cgroup"), host(tmp_path, permitted, uid_map)).obstacle()
+    problem = PartitionPermission(DenyingTree(tmp_path / "cgroup"), host(tmp_path, permitted, uid_map)).obstacle()
     cause = cause_of(problem.code_text)
     assert (problem.code, remedy in cause.remedy, cause.kernel) == (code, True, False), problem
 
@@ -116,7 +116,7 @@ def test_a_kernel_without_partitions_is_a_limitation_of_the_node(tmp_path: Path)
 def test_the_remedy_for_a_missing_cdi_directory_names_the_volume(tmp_path: Path) -> None:
     """The remedy names the chart's volume."""
     missing = str(tmp_path / "cdi")
-    (text,) = ClaimDirectory(missing, absence=no_claims(missing)).refresh().problems.values()
+    (text,) = ClaimDirectory(missing, absence=missing_cdi_directory(missing)).refresh().problems.values()
     problem = file_problem(text)
     assert (problem.code, missing in problem) == (BackendCode.CLAIMS_DIRECTORY_MISSING, True)
     assert "the chart's cdi volume" in cause_of(problem.code_text).remedy
@@ -137,7 +137,7 @@ class Unwritable:
         """Does nothing."""
         return False
 
-    def count_on(self, _names: Collection[str], _cpus: Cpus) -> int:
+    def count_using(self, _names: Collection[str], _cpus: Cpus) -> int:
         """Does nothing."""
         return 0
 
@@ -210,7 +210,7 @@ def rejections(name: str, value: str) -> Iterator[Problem]:
     yield rejection(record, (f"DRA_CPUSET_{value}={value}",), mine)
     pod = Pod("s", "p1", name, name, "/kubepods.slice")
     others = [Tracked(Identity(f"c{number}", name, pod)) for number in range(5)]
-    moving = occupied(Tracked(Identity("c", name, pod)), others)
+    moving = occupied_rejection(Tracked(Identity("c", name, pod)), others)
     yield moving.problem()
     yield problem_of(Tracked(Identity("c", name, pod), rejection=moving))
 

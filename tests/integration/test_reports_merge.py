@@ -165,7 +165,7 @@ class Links(RuleBasedStateMachine):
                 break
         assert self.view.status is not None
         assert self.view.status.instance == backend.instance
-        if backend.state.told:
+        if backend.state.containers_listed:
             assert self.view.complete
             expected = {one.id for one in (*backend.state, *backend.state.rejected.values())}
             assert self.view.containers.keys() == expected
@@ -176,7 +176,7 @@ class Links(RuleBasedStateMachine):
         if body is None:
             return False
         assert backend.exchange is not None
-        backend.exchange.take_answer(StateAnswer.model_validate_json(self._receive(body)))
+        backend.exchange.handle_answer(StateAnswer.model_validate_json(self._receive(body)))
         return True
 
     def _next_body(self, backend: Process) -> bytes | None:

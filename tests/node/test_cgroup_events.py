@@ -42,7 +42,7 @@ async def _freeze_and_kill(process: subprocess.Popen[bytes]) -> None:
     watch.listen(lambda paths: reports.put_nowait((paths, clock())))
     try:
         path = EXITING.path.lstrip("/")
-        assert not watch.follow([path])
+        assert not watch.watch([path])
         async with asyncio.timeout(30 * PATIENCE):
             EXITING.write("cgroup.freeze", 1)
             first, frozen_at = await reports.get()

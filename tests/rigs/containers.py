@@ -3,7 +3,7 @@
 
 from typing import Literal
 
-from nri_backend.claims.entitlement import Entitlement, Held, entitlement_from
+from nri_backend.claims.entitlement import Entitlement, HeldClaim, entitlement_from
 from nri_backend.nri.model import Container, ContainerState, Pod, Resources
 from nri_backend.problems import Problem
 from numa_contract.backend_codes import BackendCode
@@ -40,7 +40,7 @@ def config(
 
 def entitlement_of(*records: AllocationRecord) -> Entitlement:
     """Returns the entitlement of a container that uses all requests of these records."""
-    return entitlement_from(Held(record, record.requests) for record in records)
+    return entitlement_from(HeldClaim(record, record.requests) for record in records)
 
 
 def _slice_of(uid: str) -> str:

@@ -49,7 +49,7 @@ def deps_of(
         read_host=read_host,
         enforcement_records=records(own, tree),
         leadership=lambda: Leadership(fresh=True, first=False),
-        observer=Telemetry(),
+        telemetry=Telemetry(),
     )
 
 
@@ -87,7 +87,7 @@ class Node:
         deps = replace(
             deps_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, records),
             leadership=lambda: self.leader,
-            observer=self.counts,
+            telemetry=self.counts,
             clock=lambda: time.monotonic() + self.ahead,
         )
         state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota, exclusivity=exclusivity))

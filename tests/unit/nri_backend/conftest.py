@@ -32,7 +32,7 @@ def no_blocking_calls() -> Iterator[BlockBuster | None]:
         for function in ("os.open", "os.read", "os.stat"):
             if function in blockbuster.functions:
                 blockbuster.functions[function].can_block_in("nri_backend/enforcement/reconciler.py", {"apply"})
-        # The event loop waits for a hook's job, but only for HOLD_SECONDS (node/worker.py gives the reason).
+        # The event loop waits for a hook's job, but only for LOOP_BLOCK_SECONDS (node/worker.py gives the reason).
         blockbuster.functions["threading.Lock.acquire"].can_block_in("nri_backend/node/worker.py", {"_run"})
         yield blockbuster
 

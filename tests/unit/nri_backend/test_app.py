@@ -101,9 +101,9 @@ def test_nothing_is_moved_off_claimed_cpus_once_the_lock_is_lost(tmp_path: Path)
         backend._enforcer.state.replace_containers(())
         backend._enforcer.signals.active = True
         assert held.try_acquire()
-        assert backend._quiet._desired_for_slices() is not None
+        assert backend._host_isolation._desired_for_slices() is not None
         (tmp_path / "locks/active.lock").unlink()
-        assert backend._quiet._desired_for_slices() is None
+        assert backend._host_isolation._desired_for_slices() is None
 
 
 @pytest.mark.parametrize(

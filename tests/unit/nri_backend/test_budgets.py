@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 from nri_backend.budgets import (
-    ALL_SECONDS,
+    ABANDON_SECONDS,
+    ALL_CONTAINERS_SECONDS,
     CLEAR_SHARE,
     DEADLINE_SHARE,
     JOB_SECONDS,
+    KILL_COUNT_SECONDS,
     KILL_SECONDS,
-    KILLS_SECONDS,
-    PASS_BY_SECONDS,
-    READ_SECONDS,
     RECORDS_SECONDS,
     REQUEST_SECONDS,
+    REREAD_SECONDS,
 )
 from nri_backend.enforcement.audit import Schedule
 from nri_backend.nri.model import LinkStatus
@@ -27,7 +27,7 @@ from tests.rigs.enforcement import Node, enforcing
 @pytest.mark.parametrize("request_timeout", [REQUEST_SECONDS, 5.0])
 def test_a_hook_is_answered_before_the_runtime_continues_without_it(request_timeout: float) -> None:
     deadline = DEADLINE_SHARE * request_timeout
-    assert CLEAR_SHARE * request_timeout + PASS_BY_SECONDS + 2 * JOB_SECONDS < deadline
+    assert CLEAR_SHARE * request_timeout + ABANDON_SECONDS + 2 * JOB_SECONDS < deadline
     assert deadline + KILL_SECONDS + 0.25 <= request_timeout
 
 
@@ -44,7 +44,7 @@ async def test_the_wait_for_other_containers_is_a_fraction_of_the_request_timeou
 
 
 def test_the_audits_are_ordered_by_their_cost() -> None:
-    assert TICK_SECONDS < KILLS_SECONDS < RECORDS_SECONDS < ALL_SECONDS < READ_SECONDS
+    assert TICK_SECONDS < KILL_COUNT_SECONDS < RECORDS_SECONDS < ALL_CONTAINERS_SECONDS < REREAD_SECONDS
 
 
 def test_each_part_of_the_audit_is_due_on_the_tick_nearest_to_its_time() -> None:
@@ -56,9 +56,9 @@ def test_each_part_of_the_audit_is_due_on_the_tick_nearest_to_its_time() -> None
         schedule.full = 0.0 if second == 30 else schedule.full
         due[second] = schedule.begin(second + 0.1)
     assert all(one.tick for one in due.values())
-    everyone = {second for second, one in due.items() if one.everyone}
-    assert everyone == set(range(0, 1204, 60))
-    assert {second for second, one in due.items() if one.full} == {30, *everyone}
+    all_containers = {second for second, one in due.items() if one.all_containers}
+    assert all_containers == set(range(0, 1204, 60))
+    assert {second for second, one in due.items() if one.full} == {30, *all_containers}
     assert [second for second, one in due.items() if one.records][:6] == [0, 20, 30, 50, 60, 80]
-    assert [second for second, one in due.items() if one.reading] == [0, 600, 1200]
+    assert [second for second, one in due.items() if one.reread] == [0, 600, 1200]
     assert not schedule.begin(1202.2).tick, "an event between two ticks"

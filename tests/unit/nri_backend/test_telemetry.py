@@ -38,10 +38,10 @@ def test_calls_rejections_repairs_and_moves_are_counted() -> None:
     telemetry = Telemetry()
     telemetry.call_done("CreateContainer", 0.003, "ok")
     telemetry.call_done("CreateContainer", 0.004, "refused")
-    telemetry.refused("unknown-claim")
-    telemetry.repaired("cpuset.cpus", {})
-    telemetry.moved(2, 0.02)
-    telemetry.killed(3)
+    telemetry.count_rejection("unknown-claim")
+    telemetry.count_repair("cpuset.cpus", {})
+    telemetry.count_move(2, 0.02)
+    telemetry.count_kills(3)
     seen = samples(telemetry)
     assert seen["hook_duration_seconds CreateContainer"] == 2
     assert seen["hooks CreateContainer refused"] == 1
@@ -75,7 +75,7 @@ def test_the_number_of_time_series_is_limited() -> None:
     telemetry = Telemetry()
     for number in range(10 * MAX_SERIES):
         telemetry.call_done(f"Method{number}", 0.001, "unimplemented")
-        telemetry.refused(f"reason-{number}")
+        telemetry.count_rejection(f"reason-{number}")
     assert samples(telemetry)["hooks unknown unimplemented"] == 10 * MAX_SERIES
     assert not [name for name in samples(telemetry) if "Method" in name]
     counted = named(telemetry, "refusals").samples

@@ -34,7 +34,7 @@ from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
-from nri_backend.budgets import FINISH_SECONDS, MAX_STUCK, REQUEST_SECONDS
+from nri_backend.budgets import FINISH_SECONDS, MAX_HUNG, REQUEST_SECONDS
 from nri_backend.containers.derived import Derived
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.hooks import Enforcer
@@ -63,10 +63,10 @@ MAX_PROBLEMS: Final = 20
 """Maximum number of problems in a lease; the log contains all of them."""
 # Enforcement uses two threads at a time. The remaining threads are spares, for writes that hang (node/worker.py) and
 # for killing containers.
-_THREADS: Final = 2 * MAX_STUCK
+_THREADS: Final = 2 * MAX_HUNG
 _FINISH_POLL_SECONDS: Final = 0.005
 _log = logging.getLogger(__name__)
-_NO_CLAIMS: Final = (
+_MISSING_CDI_DIRECTORY: Final = (
     "{} does not exist, so no claims can be read; mount the node's CDI directory there (the chart's cdi volume)"
 )
 _NOT_READY: Final = Page(b"not synchronized with the container runtime; see the log\n", 503)
@@ -76,9 +76,9 @@ class EssentialTaskError(Exception):
     """Raised when a task that must run for the process's lifetime ends."""
 
 
-def no_claims(cdi_dir: str) -> Problem:
+def missing_cdi_directory(cdi_dir: str) -> Problem:
     """Returns the problem to report if the CDI directory does not exist in this container."""
-    return Problem(_NO_CLAIMS.format(cdi_dir), BackendCode.CLAIMS_DIRECTORY_MISSING)
+    return Problem(_MISSING_CDI_DIRECTORY.format(cdi_dir), BackendCode.CLAIMS_DIRECTORY_MISSING)
 
 
 class Backend:
@@ -89,29 +89,29 @@ class Backend:
         self._lock = lock
         self._readiness = Readiness[str]()
         self._telemetry = Telemetry()
-        self._news = asyncio.Event()
+        self._state_changed = asyncio.Event()
         config = settings.config
         files = _node_files(config)
         tree = CgroupTree(config.cgroup_root, files)
         read_node = partial(read_host, settings.host_root, tree, privileges.partition_obstacle)
         self._privileges = privileges
         deps = Deps(
-            directory=ClaimDirectory(config.cdi_dir, absence=no_claims(config.cdi_dir)),
+            directory=ClaimDirectory(config.cdi_dir, absence=missing_cdi_directory(config.cdi_dir)),
             tree=tree,
             read_host=read_node,
-            enforcement_records=EnforcementRecords(settings.own_dir, tree),
+            enforcement_records=EnforcementRecords(settings.backend_dir, tree),
             leadership=lambda: lock.leadership,
-            observer=self._telemetry,
+            telemetry=self._telemetry,
             probe_is_due=privileges.probe_is_due,
         )
         state = NodeState(config, self._changed)
         self._enforcer = enforcer = Enforcer(deps, state, settings.pod_uid)
         enforcer.on_idle_changed(lock.set_idle)
         self._kubelet_pins = Derived(state, lambda: tuple(sorted(state.kubelet_pins)))
-        self._quiet = HostIsolation(state, lambda: enforcer.active and lock.active, deps.tree, settings)
+        self._host_isolation = HostIsolation(state, lambda: enforcer.active and lock.active, deps.tree, settings)
         self._observer: Observer | None = None
         if isinstance(files, ObservedFiles):
-            self._observer = Observer(enforcer, tree, files, self._quiet.observed_passes)
+            self._observer = Observer(enforcer, tree, files, self._host_isolation.observed_passes)
         # set_host() calls _changed(), so the objects that _changed() wakes must already exist.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):
@@ -127,13 +127,13 @@ class Backend:
             settings.state_socket,
             self.status,
             Reports(state),
-            self._news,
+            self._state_changed,
             self._records_changed,
             lease=self.lease,
             is_idle=lambda: enforcer.is_idle,
         )
 
-    async def answered(self) -> None:
+    async def wait_for_hooks(self) -> None:
         """Waits for running hooks to finish, because cancelling a start hook would kill its container."""
         await self._session.drain(REQUEST_SECONDS)
 
@@ -147,7 +147,7 @@ class Backend:
             "leader": self._lead(),
             "reports": self._client.report_forever(),
             "records": self._client.follow_forever(),
-            "quiet": self._quiet.run_forever(),
+            "host-isolation": self._host_isolation.run_forever(),
         }
 
     def pages(self) -> Pages:
@@ -166,23 +166,23 @@ class Backend:
         """Handles a change in the status of the connection to the runtime: connected, synchronized, or lost."""
         self._enforcer.runtime = status
         self._lock.set_serving(serving=status.synchronized)
-        self._news.set()
+        self._state_changed.set()
 
     def _changed(self) -> None:
-        self._news.set()
-        self._quiet.wake()
+        self._state_changed.set()
+        self._host_isolation.wake()
         if self._observer is not None:
             self._observer.wake()
 
     def _records_changed(self) -> None:
         self._enforcer.records_changed()
         # Before it releases a claim, the frontend waits for a report that shows which containers still use it.
-        self._news.set()
+        self._state_changed.set()
 
     def lease(self) -> BackendStatus:
         """Returns the current status without counters and metrics. This takes less time than status()."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
-        problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
+        problems = (*self._privileges.problems, *self._host_isolation.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(
             software=__version__,
             instance=self._lock.instance,
@@ -193,7 +193,7 @@ class Backend:
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
             request_timeout=link.request_timeout,
             registration_timeout=link.registration_timeout,
-            pool=pool.left,
+            pool=pool.effective,
             partitioned=pool.partitioned,
             exclusivity="partition" if pool.by_kernel else "pool",
             exclusivity_reason=self.pool_reason,
@@ -214,13 +214,13 @@ class Backend:
             connected=link.connected,
             synchronized=link.synchronized,
             active=enforcer.active or enforcer.observing,
-            pool_cpus=len(pool.left),
+            pool_cpus=len(pool.effective),
             partitioned_cpus=len(pool.partitioned),
             pooled_containers=sum(bool(tracked.fallback_reason) for tracked in enforcer.state),
             claims=len(enforcer.state.files),
             observed_changes=observation.total if observation else 0,
             observed_cgroup_files=observation.cgroup_files if observation else 0,
-            **self._quiet.gauges(),
+            **self._host_isolation.gauges(),
         )
         counters = {name: float(count) for name, count in self._telemetry.counters.items()}
         seen = {"observation": observation} if observation else {}
@@ -233,7 +233,7 @@ class Backend:
         return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
 
     async def _observe(self, observer: Observer) -> None:
-        await observer.run_forever(lambda: self._enforcer.observing, self._telemetry.observed)
+        await observer.run_forever(lambda: self._enforcer.observing, self._telemetry.count_pass)
 
     async def _lead(self) -> None:
         _log.info("waiting for active lock", extra={"instance": self._lock.instance})
@@ -309,7 +309,7 @@ async def run(settings: Settings) -> None:
     for note in check_node(config.cgroup_root, settings.host_root, sockets):
         _log.warning(note)
     make_run_directory(config.run_dir)
-    make_run_directory(settings.own_dir, writable=True)
+    make_run_directory(settings.backend_dir, writable=True)
     # This changes the capabilities of the current thread, which new threads inherit, so it must run before any other
     # thread is created.
     tree = CgroupTree(config.cgroup_root, _node_files(config))
@@ -318,7 +318,7 @@ async def run(settings: Settings) -> None:
         _log.warning(problem)
     instance = f"{settings.pod_uid}/{os.urandom(4).hex()}"
     async with contextlib.AsyncExitStack() as stack:
-        lock = ActiveLock(settings.own_dir, instance)
+        lock = ActiveLock(settings.backend_dir, instance)
         stack.callback(lock.close)
         stack.push_async_callback(finish_threads, threads)
         backend = Backend(settings, lock, privileges)
@@ -330,7 +330,7 @@ async def run(settings: Settings) -> None:
             running = [tasks.create_task(_essential(name, w), name=name) for name, w in backend.tasks().items()]
             await stop.wait()
             _log.info("stopping", extra={"instance": instance})
-            await backend.answered()
+            await backend.wait_for_hooks()
             for task in running:
                 task.cancel()
 
@@ -361,8 +361,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _log.critical("cannot start", extra={"error": str(error)})
     except ExceptionGroup as group:
         for leaf in _leaves(group):
-            foreseen = isinstance(leaf, LockLostError | EssentialTaskError | DirectoryReplacedError)
-            _log.critical("ended", extra={"error": str(leaf) or repr(leaf)}, exc_info=None if foreseen else leaf)
+            expected = isinstance(leaf, LockLostError | EssentialTaskError | DirectoryReplacedError)
+            _log.critical("ended", extra={"error": str(leaf) or repr(leaf)}, exc_info=None if expected else leaf)
     else:
         return 0
     return 1

@@ -15,7 +15,7 @@ Therefore every hook is answered in time, with an error if necessary, and the ku
 * The wait for other containers ends before the deadline, so that the hook can still answer with a rejection that names
   the container that has not left.
 * The last 0.3 s before the deadline are reserved for the hook's own job in the cgroup worker. The hook's job may have
-  to wait for one audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The hook's own job takes
+  to wait for one audit job, which takes JOB_SECONDS, or ABANDON_SECONDS if it hangs. The hook's own job takes
   1 to 5 ms.
 * A container may run even though its start was cancelled (CRI-O starts it despite the error). If the container's
   environment names a claim, the cancelled hook kills it, and waits for the kill for at most KILL_SECONDS before it is
@@ -46,19 +46,19 @@ plus one for each time that the plan changes during a job. Retries for other rea
 
 JOB_SECONDS: Final = 0.01
 """Time after which an audit job leaves its remaining steps to the next job."""
-HOLD_SECONDS: Final = 0.002
+LOOP_BLOCK_SECONDS: Final = 0.002
 """Maximum time for which the event loop blocks on a hook's job. The job for a container start takes about half of this
 time.
 """
-PASS_BY_SECONDS: Final = 0.1
+ABANDON_SECONDS: Final = 0.1
 """Time after which the worker continues without a job that is hung in the kernel."""
-MAX_STUCK: Final = 4
+MAX_HUNG: Final = 4
 """Maximum number of jobs that may hang at the same time. While this many jobs are hung, no new job begins."""
 FINISH_SECONDS: Final = 1.0
 """Maximum time for which an instance that is shutting down waits for its threads before it releases the active lock. No
 instance enforces claims in the meantime.
 """
-REPORTED_SECONDS: Final = 2.0
+HANG_REPORT_SECONDS: Final = 2.0
 """Time after which a hung kernel call is reported as a problem."""
 
 IDLE_SECONDS: Final = 6.0
@@ -70,18 +70,18 @@ RECORDS_SECONDS: Final = 20.0
 """Interval at which claim files and the list of enforcement records are compared with the backend's in-memory
 copies.
 """
-ALL_SECONDS: Final = 60.0
+ALL_CONTAINERS_SECONDS: Final = 60.0
 """Interval between full audits of all containers. Such an audit includes limits, containers that no claim depends on,
 and partitions that the kernel has refused. The audit at each tick (2 s) compares only the CPUs, and the NUMA nodes if
 they are claimed; if it finds a difference, the next tick compares the limits as well.
 """
-READ_SECONDS: Final = 600.0
+REREAD_SECONDS: Final = 600.0
 """Interval between full audits that read and parse all files, even unchanged ones. They are needed only to notice a
 sub-cgroup that crun has created in a container's cgroup.
 """
 OBSERVE_SECONDS: Final = 10.0
 """Interval between passes over all cgroups while ``enforcement`` is ``observe``. A state change also starts a pass."""
-KILLS_SECONDS: Final = 6.0
+KILL_COUNT_SECONDS: Final = 6.0
 """Interval between counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0
 """Minimum interval between counts of killed processes if kernel events trigger the counts, and between two events of
@@ -91,7 +91,7 @@ REPAIR_SECONDS: Final = 1.0
 """Minimum interval between partition repairs, so that a pod that keeps breaking its partition does not delay other
 pods.
 """
-SETTLE_SECONDS: Final = 0.02
+TIMESTAMP_STEP_SECONDS: Final = 0.02
 """Time after which another change to a file is certain to get a later timestamp, since the clock from which the kernel
 takes timestamps advances in steps of up to 10 ms.
 """

@@ -71,7 +71,7 @@ class Settings:
         return state_socket_path(self.config.run_dir, self.pod_uid)
 
     @property
-    def own_dir(self) -> str:
+    def backend_dir(self) -> str:
         """Subdirectory of the run directory that all backends on the node share and write to."""
         return f"{self.config.run_dir}/{BACKEND_DIRECTORY}"
 

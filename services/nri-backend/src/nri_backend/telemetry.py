@@ -111,12 +111,12 @@ class Telemetry:
         self._outcomes.count(hook, outcome)
         self._last_event = self._clock()
 
-    def refused(self, reason: str) -> None:
+    def count_rejection(self, reason: str) -> None:
         """Counts a rejected container. The reason is one of a few fixed words."""
         self.counters[f"refused_{reason}"] += 1
         self._rejections.count(reason)
 
-    def repaired(self, kind: str, change: Mapping[str, str]) -> None:
+    def count_repair(self, kind: str, change: Mapping[str, str]) -> None:
         """Counts and logs a cgroup file that the audit found changed and has rewritten.
 
         ``change`` contains the fields of the log line, which identify the cgroup and the file.
@@ -125,16 +125,16 @@ class Telemetry:
         self._repairs.count(kind)
         self._repair_log.warn("repaired changed cgroup file", change)
 
-    def killed(self, count: int) -> None:
+    def count_kills(self, count: int) -> None:
         """Counts one container's processes that the kernel killed because the container was out of memory."""
         self.counters["memory_kills"] += count
         self._kills.count(by=count)
 
-    def observed(self) -> None:
+    def count_pass(self) -> None:
         """Counts one pass over all cgroups. With ``enforcement: observe``, such passes replace the audits."""
         self.counters["audits"] += 1
 
-    def moved(self, count: int, seconds: float) -> None:
+    def count_move(self, count: int, seconds: float) -> None:
         """Counts one move of ``count`` containers without a claim."""
         self.counters["moved"] += count
         self._mover.observe(seconds)
@@ -156,7 +156,7 @@ class Telemetry:
             gauges["last_event_age_seconds"] = self._clock() - self._last_event
         counted = (self._hooks, self._outcomes, self._rejections, self._repairs, self._kills, self._mover)
         return (
-            *(Metric(name=name, help=GAUGES[name], samples=_one(value)) for name, value in gauges.items()),
+            *(Metric(name=name, help=GAUGES[name], samples=_sample(value)) for name, value in gauges.items()),
             Metric(
                 name="containers",
                 help="Number of containers by kind: plain, claim, refused, orphan, driver or stopped.",
@@ -167,23 +167,23 @@ class Telemetry:
                 name="exclusivity",
                 help="Always 1; the labels are the node's current isolation mode and the configured cpuExclusivity.",
                 labels=("mode", "configured"),
-                samples=_one(1, *exclusivity),
+                samples=_sample(1, *exclusivity),
             ),
             Metric(
                 name="enforcement",
                 help="Always 1; the label is the configured enforcement: enforce or observe.",
                 labels=("mode",),
-                samples=_one(1, enforcement),
+                samples=_sample(1, enforcement),
             ),
             Metric(
                 name="build_info",
                 help="Always 1; the label is the version of nri-backend.",
                 labels=("version",),
-                samples=_one(1, __version__),
+                samples=_sample(1, __version__),
             ),
             *(series.metric() for series in counted),
         )
 
 
-def _one(value: float, *labels: str) -> tuple[MetricSample, ...]:
+def _sample(value: float, *labels: str) -> tuple[MetricSample, ...]:
     return (MetricSample(labels=labels, value=value),)

@@ -6,7 +6,7 @@ records are authoritative.
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.claims.authorization import Claims, Reason, Rejection, authorize, read_evidence, use
+from nri_backend.claims.authorization import Claims, Reason, Rejection, authorize, claim_use, read_evidence
 from nri_backend.claims.entitlement import Entitlement
 from numa_contract.cdi import ClaimFile
 from numa_contract.records import AllocationRecord, Owner
@@ -106,7 +106,7 @@ def test_a_pod_is_rejected_until_the_record_lists_it() -> None:
     """
     rejection = rejection_for(env_of(ONE), ONE, user=Owner(pod_uid="p2", container="main"))
     assert rejection.reason == Reason.NOT_RESERVED
-    assert [(use.uid, use.cpus) for use in rejection.unknown] == [("c1", frozenset())]
+    assert [(use.uid, use.cpus) for use in rejection.unknown_claims] == [("c1", frozenset())]
     assert "ns/claim-c1 (c1) is recorded for pod ns/p1 and not for this pod" in rejection.text
     assert "If the pod names the claim in spec.resourceClaims" in rejection.text
     wider = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
@@ -122,7 +122,7 @@ def test_an_unreadable_record_is_treated_as_missing() -> None:
     assert rejection is not None
     assert rejection.reason == Reason.NO_RECORD
     assert "KeyError" in rejection.text
-    assert [use.uid for use in rejection.unknown] == ["c1"]
+    assert [use.uid for use in rejection.unknown_claims] == ["c1"]
 
 
 def test_an_unusable_record_affects_only_its_own_claim() -> None:
@@ -137,7 +137,7 @@ def test_an_unusable_record_affects_only_its_own_claim() -> None:
     assert rejection is not None
     assert rejection.reason == Reason.NO_RECORD
     assert "its record cannot be used (AttributeError" in rejection.text
-    assert [use.uid for use in rejection.unknown] == ["c9"]
+    assert [use.uid for use in rejection.unknown_claims] == ["c9"]
 
 
 OTHER_POD = Owner(pod_uid="p2", container="main")
@@ -169,8 +169,8 @@ def test_only_its_owner_can_use_a_claim(source: str, sharing: bool, owner: Owner
         rejection = rejection_for(env_of(record), record, user=user, first=first)
         assert rejection.reason == Reason.SHARED
         assert f"container {owner.container} of pod ns/{owner.pod_uid}" in rejection.text, "pods are named by their UID"
-        assert [one.uid for one in rejection.about] == ["c1"]
-        assert rejection.unknown == (), "reading the claim again would not change the result"
+        assert [one.uid for one in rejection.claims] == ["c1"]
+        assert rejection.unknown_claims == (), "reading the claim again would not change the result"
 
 
 def test_one_invalid_claim_rejects_the_container() -> None:
@@ -179,7 +179,7 @@ def test_one_invalid_claim_rejects_the_container() -> None:
     """
     rejection = rejection_for((*env_of(ONE), "DRA_CPUSET_x=5", "DRAMEMORY_y_NUMANodes=0"), ONE)
     assert rejection.reason == Reason.NO_RECORD
-    assert {use.uid for use in rejection.unknown} == {"x", "y"}
+    assert {use.uid for use in rejection.unknown_claims} == {"x", "y"}
 
 
 def test_evidence_contains_each_request_once() -> None:
@@ -188,7 +188,7 @@ def test_evidence_contains_each_request_once() -> None:
     The union variable is not a request, and the CPUs in the environment are not reported.
     """
     evidence = read_evidence((*env_of(TWO), "DRA_CPUSET_c2=2-3,6", *env_of(MEM, "n")))
-    named = [use(key, variables) for key, variables in evidence.claims.items()]
+    named = [claim_use(key, variables) for key, variables in evidence.claims.items()]
     assert [(one.uid, one.requests) for one in named] == [("c2", ("a", "b")), ("m1", ("n",))]
     assert not any(one.cpus for one in named)
 

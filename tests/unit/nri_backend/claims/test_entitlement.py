@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.authorization import Claims, authorize, read_evidence
-from nri_backend.claims.entitlement import Entitlement, Held, MemoryGrant, entitlement_from, share_of
+from nri_backend.claims.entitlement import Entitlement, HeldClaim, MemoryGrant, entitlement_from, share_of
 from nri_backend.limits.claimed import DesiredLimit, memory_limits
 from nri_backend.nri.model import MemoryPolicy
 from numa_contract.cpuset import format_cpu_list
@@ -184,13 +184,13 @@ def records(draw: st.DrawFn, uid: str) -> AllocationRecord:
 
 
 @st.composite
-def containers_claims(draw: st.DrawFn) -> list[Held]:
+def containers_claims(draw: st.DrawFn) -> list[HeldClaim]:
     """Generates a container's claims, each with some of its requests."""
     found = []
     for number in range(draw(st.integers(1, 4))):
         record = draw(records(f"c{number}"))
         named = draw(st.sets(st.sampled_from(record.requests), min_size=1))
-        found.append(Held(record, tuple(one for one in record.requests if one in named)))
+        found.append(HeldClaim(record, tuple(one for one in record.requests if one in named)))
     return found
 
 
@@ -201,7 +201,7 @@ def test_a_claim_files_share_equals_that_of_a_container_with_all_requests(
     """A container that names only some of the requests gets the same share as if the record contained no others."""
     claims = Claims(files_of(record))
     known = claims.known[record.driver, record.claim.uid]
-    assert isinstance(known, Held)
+    assert isinstance(known, HeldClaim)
     assert known.share == share_of(record, record.requests)
     named = data.draw(st.lists(st.sampled_from(record.requests), min_size=1, unique=True))
     evidence = read_evidence(env_of(record, *named))
@@ -224,19 +224,19 @@ def without_texts(entitlement: Entitlement) -> Entitlement:
 
 
 @given(containers_claims(), st.data())
-def test_the_order_of_claims_does_not_change_their_sum(claims: Sequence[Held], data: st.DataObject) -> None:
+def test_the_order_of_claims_does_not_change_their_sum(claims: Sequence[HeldClaim], data: st.DataObject) -> None:
     """Only the list of claims and the fault that is named first depend on the order."""
     shuffled = data.draw(st.permutations(claims))
     assert without_texts(entitlement_from(shuffled)) == without_texts(entitlement_from(claims))
 
 
 @given(containers_claims())
-def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[Held]) -> None:
+def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[HeldClaim]) -> None:
     """The sum of the requests' shares equals the share that is computed for all requests at once. The comparison leaves
     out two values that are computed only for whole claims: the environment variable with the union of the CPUs, and the
     amounts that the kubelet has already counted.
     """
-    single = entitlement_from(Held(held.record, (request,)) for held in claims for request in held.requests)
+    single = entitlement_from(HeldClaim(held.record, (request,)) for held in claims for request in held.requests)
     together = entitlement_from(claims)
     assert replace(single, claims=(), env={}, counted=together.counted) == replace(together, claims=(), env={})
     for held in claims:

@@ -2,7 +2,7 @@
 """The responses to creating or updating a container, and corrections to the resources that the runtime has stored."""
 
 import pytest
-from nri_backend.containers.admission import adjustment, resources_for, stored_updates
+from nri_backend.containers.admission import adjustment, resources_for, sync_updates
 from nri_backend.containers.container import Identity, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.runtime import CpuLimit, RuntimeLimits
@@ -111,6 +111,6 @@ def test_a_pool_members_stored_cpus_are_corrected_to_the_pool(stored: str, eager
     for is_lazy, update in ((False, eager), (True, lazy)):
         state = NodeState(config("0", lazy=is_lazy))
         state.set_host(Host(frozenset(range(5))))
-        assert stored_updates([one], state) == [], "not tracked"
+        assert sync_updates([one], state) == [], "not tracked"
         state.put(tracked_as(pod(), one))
-        assert [found.resources.cpus for found in stored_updates([one], state)] == ([update] if update else [])
+        assert [found.resources.cpus for found in sync_updates([one], state)] == ([update] if update else [])

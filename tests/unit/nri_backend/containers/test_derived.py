@@ -40,7 +40,7 @@ def test_container_problems_follow_the_state_and_are_computed_once() -> None:
     scope = AuditScope(state)
     state.put(tracked("a"))
     assert not scope.problems.value
-    state.put(tracked("a").seen(failure=Problem("the kernel refuses", BackendCode.INTERNAL_ERROR)))
+    state.put(tracked("a").with_observation(failure=Problem("the kernel refuses", BackendCode.INTERNAL_ERROR)))
     (problem,) = problems = scope.problems.value
     assert "the kernel refuses" in problem
     assert scope.problems.value is problems

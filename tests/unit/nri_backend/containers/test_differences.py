@@ -21,10 +21,10 @@ def cpus(text: str) -> frozenset[int]:
     return parse_cpu_list(text)
 
 
-CLAIM = Desired(cpus=cpus("2-3"), shown=cpus("2-3"))
-POOL = Desired(cpus=cpus("0-3"), shown=cpus("0-3"), shared=True)
+CLAIM = Desired(cpus=cpus("2-3"), effective=cpus("2-3"))
+POOL = Desired(cpus=cpus("0-3"), effective=cpus("0-3"), shared=True)
 LAZY = replace(POOL, lazy=True)
-HALF = Desired(cpus=cpus("2-3"), shown=cpus("2"))
+HALF = Desired(cpus=cpus("2-3"), effective=cpus("2"))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_missing_file_is_a_difference_only_if_it_is_needed() -> None:
     """The cpuset is needed if CPUs are claimed, and hugepage limits are needed if pages are claimed."""
     assert [f.absent for f in differences(CLAIM, Observed())] == [True]
     assert [f.absent for f in differences(POOL, Observed())] == [True]
-    free = Desired(POOL.cpus, POOL.shown, shared=True, needs_cpuset=False)
+    free = Desired(POOL.cpus, POOL.effective, shared=True, needs_cpuset=False)
     assert differences(free, Observed()) == []
     needed = {file: DesiredLimit(TWO, needed=True) for file in hugepage_files(TWO)}
     hugepages = Desired(files=needed | {"hugetlb.1GB.max": DesiredLimit(0)})
@@ -103,7 +103,11 @@ def test_no_difference_remains_after_all_repairs(
 ) -> None:
     """Each difference contains the value to write to its file, and this value is never empty."""
     desired = Desired(
-        cpus=wanted, shown=wanted, shared=shared, mems=mems, files={f: DesiredLimit(limit) for f in hugepage_files(TWO)}
+        cpus=wanted,
+        effective=wanted,
+        shared=shared,
+        mems=mems,
+        files={f: DesiredLimit(limit) for f in hugepage_files(TWO)},
     )
     seen = Observed(seen_cpus, seen_mems, seen_cpus, dict.fromkeys(hugepage_files(TWO), seen_limit))
     found = {one.file: one.desired for one in differences(desired, seen)}

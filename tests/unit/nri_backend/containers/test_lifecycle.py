@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nri_backend.containers.lifecycle import (
     ENDED,
     MAY_RUN,
+    NOT_ALIVE,
     OCCUPYING,
-    OVER,
     PENDING,
     TRANSITIONS,
     Event,
@@ -59,10 +59,10 @@ def test_every_phase_is_in_exactly_one_group() -> None:
     """The groups are pending, running, ending and over. VANISHED belongs to the last group, but the backend still
     asks the kernel whether the container has a process.
     """
-    groups = [PENDING, MAY_RUN, OCCUPYING - MAY_RUN, OVER]
+    groups = [PENDING, MAY_RUN, OCCUPYING - MAY_RUN, NOT_ALIVE]
     assert sum(map(len, groups)) == len(Phase)
     assert frozenset().union(*groups) == set(Phase)
-    assert {Phase.VANISHED} == ENDED & OVER
+    assert {Phase.VANISHED} == ENDED & NOT_ALIVE
 
 
 @pytest.mark.parametrize(("phase", "event"), list(product(sorted(OCCUPYING, key=lambda one: one.name), Event)))

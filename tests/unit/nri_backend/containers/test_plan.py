@@ -7,9 +7,17 @@ from dataclasses import replace
 from nri_backend.containers.admission import resources_for
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.plan import Desired, Raises, cpuset_of, group_plans, groups_above, plan_at_start, plan_of
+from nri_backend.containers.plan import (
+    Desired,
+    LimitIncreases,
+    cpuset_of,
+    group_plans,
+    groups_above,
+    plan_at_start,
+    plan_of,
+)
 from nri_backend.containers.state import NodeState
-from nri_backend.limits.claimed import Raise
+from nri_backend.limits.claimed import LimitIncrease
 from nri_backend.limits.runtime import cgroup_directory, parse_limits
 from nri_backend.node.model import Host
 from nri_backend.nri.model import Resources
@@ -38,14 +46,14 @@ def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None
     return tracked
 
 
-def raises_of_pod(state: NodeState) -> Raises:
+def raises_of_pod(state: NodeState) -> LimitIncreases:
     """Returns the limits that the claims in the default pod raise, and whether limits may be lowered."""
     found = group_plans(state, groups_above(state))[POD]
     assert found is not None
     return found
 
 
-def raised_files(state: NodeState) -> Mapping[str, Raise]:
+def raised_files(state: NodeState) -> Mapping[str, LimitIncrease]:
     """Returns the limits that the claims in the default pod raise, by file. All of the pod's claims must be known."""
     assert raises_of_pod(state).lower
     return raises_of_pod(state).files
@@ -75,9 +83,11 @@ def test_a_pods_hugepage_limit_is_the_sum_over_its_running_containers() -> None:
     first, second = put(state, "a", *env_of(one)), put(state, "b", *env_of(two), name="side")
     put(state, "c", *env_of(far), of="p2")
     assert plan_of(state, first, full=True).claimed == {TWO: 64 * MI}
-    assert plan_at_start(state, first).groups == {POD: Raises({"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)})}
+    assert plan_at_start(state, first).groups == {
+        POD: LimitIncreases({"hugetlb.2MB.max": LimitIncrease(amount=66 * MI, needed=True)})
+    }
     state.put(replace(second, phase=Phase.STOPPED))
-    assert raised_files(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
+    assert raised_files(state) == {"hugetlb.2MB.max": LimitIncrease(amount=64 * MI, needed=True)}
     state.put(replace(first, phase=Phase.STOPPED))
     assert raised_files(state) == {}, "the pod is audited all the same, so that the kubelet's value is restored"
 
@@ -101,7 +111,7 @@ def test_a_pods_quota_is_raised_for_unthrottled_containers() -> None:
     assert raised_files(state) == {}
     free = put(state, "free", *env_of(one), quota=200_000)
     assert set(plan_at_start(state, free).desired.files) == {"cpu.max"}
-    assert raised_files(state) == {"cpu.max": Raise(plus=200_000)}
+    assert raised_files(state) == {"cpu.max": LimitIncrease(amount=200_000)}
     state.put(replace(free, phase=Phase.STOPPED))
     assert raised_files(state) == {}
 
@@ -116,12 +126,12 @@ def test_a_pods_limits_are_not_lowered_while_a_claim_record_is_lost() -> None:
     state = node(one)
     orphan = put(state, "free", *env_of(one), quota=200_000)
     state.set_claim_files({})
-    assert raised_files(state) == {"cpu.max": Raise(plus=200_000)}
+    assert raised_files(state) == {"cpu.max": LimitIncrease(amount=200_000)}
     nameless = replace(tracked_as(orphan.identity.pod, container("free", *env_of(one))), phase=Phase.RUNNING)
     without_pod = replace(nameless, identity=replace(nameless.identity, pod=replace(nameless.identity.pod, uid="")))
     for now in (nameless, without_pod):
         state.replace_containers([now])
-        assert raises_of_pod(state) == Raises(lower=False)
+        assert raises_of_pod(state) == LimitIncreases(lower=False)
     state.put(replace(nameless, phase=Phase.STOPPED))
     assert raised_files(state) == {}
 
@@ -199,5 +209,5 @@ def test_a_start_keeps_the_protection_for_other_containers_in_the_pod() -> None:
     second = put(state, "b", *env_of(two), name="side")
     groups = plan_at_start(state, second).groups
     assert {path: raises and raises.files.get("memory.min") for path, raises in groups.items()} == {
-        POD: Raise(plus=64 * MI, needed=True)
+        POD: LimitIncrease(amount=64 * MI, needed=True)
     }

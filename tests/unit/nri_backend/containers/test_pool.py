@@ -11,7 +11,7 @@ from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.pool import Pool, claimed_cpus, divide
-from nri_backend.containers.state import weight
+from nri_backend.containers.state import exclusive_use
 from nri_backend.node.model import Host
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -34,7 +34,7 @@ def running(file: ClaimFile, partition: PartitionKind = "", phase: Phase = Phase
     assert file.record is not None
     tracked = tracked_as(pod(), container(file.uid))
     entitlement = entitlement_of(file.record)
-    return replace(tracked, entitlement=entitlement, phase=phase).seen(partition=partition)
+    return replace(tracked, entitlement=entitlement, phase=phase).with_observation(partition=partition)
 
 
 def divided(
@@ -43,7 +43,7 @@ def divided(
     """Divides eight CPUs on a kernel that supports partitions."""
     config = Config(reserved_cpus=parse_cpu_list(reserved), cpu_exclusivity=mode)
     host = Host(parse_cpu_list("0-7"), (), partitions=True)
-    return divide(config, host, claimed_cpus(claims), filter(None, map(weight, by)))
+    return divide(config, host, claimed_cpus(claims), filter(None, map(exclusive_use, by)))
 
 
 @given(CPUS, CPUS, CPUS)
@@ -125,7 +125,7 @@ def test_a_sibling_avoids_its_pods_claims_unless_no_cpu_remains() -> None:
     all of its parent's CPUs.
     """
     result = divided()
-    assert result.without_claim(frozenset({2, 3}), own_pod=False) == parse_cpu_list("1,4-7")
-    assert result.without_claim(parse_cpu_list("1-7"), own_pod=False) == {0}, "the reserved CPUs"
-    assert divided(reserved="").without_claim(parse_cpu_list("0-7"), own_pod=False) == parse_cpu_list("0-7")
-    assert result.without_claim(frozenset(), own_pod=True) == {0}
+    assert result.cpus_without_claim(frozenset({2, 3}), in_own_pod=False) == parse_cpu_list("1,4-7")
+    assert result.cpus_without_claim(parse_cpu_list("1-7"), in_own_pod=False) == {0}, "the reserved CPUs"
+    assert divided(reserved="").cpus_without_claim(parse_cpu_list("0-7"), in_own_pod=False) == parse_cpu_list("0-7")
+    assert result.cpus_without_claim(frozenset(), in_own_pod=True) == {0}

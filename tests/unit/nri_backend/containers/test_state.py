@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.authorization import Reason
-from nri_backend.claims.entitlement import Held
+from nri_backend.claims.entitlement import HeldClaim
 from nri_backend.containers.admission import overlapping
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import ALIVE, Phase
 from nri_backend.containers.plan import cpuset_of, misplaced
 from nri_backend.containers.pool import claimed_cpus, divide
-from nri_backend.containers.state import NodeState, weight
+from nri_backend.containers.state import NodeState, exclusive_use
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
 from nri_backend.limits.runtime import RuntimeLimits
 from nri_backend.node.model import Host
@@ -42,7 +42,7 @@ def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -
 def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Tracked:
     """Adds a running container that was last seen on the given CPUs."""
     tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
-    tracked = replace(tracked, phase=Phase.RUNNING).seen(cpus=parse_cpu_list(cpus))
+    tracked = replace(tracked, phase=Phase.RUNNING).with_observation(cpus=parse_cpu_list(cpus))
     state.put(tracked)
     return tracked
 
@@ -99,7 +99,7 @@ def test_only_other_containers_on_the_claimed_cpus_overlap() -> None:
     started(state, "old-life", *env_of(ONE), cpus="2-3")
     started(state, "on-claimed-cpus", name="other")
     started(state, "elsewhere", name="other", cpus="1,4-7")
-    state.put(started(state, "unseen", name="other").seen(cpus=None))
+    state.put(started(state, "unseen", name="other").with_observation(cpus=None))
     state.put(replace(started(state, "stopped", name="other"), phase=Phase.STOPPED))
     state.put(replace(started(state, "ending", name="other"), phase=Phase.ENDING))
     state.put(tracked_as(pod(), container("created")))
@@ -167,7 +167,7 @@ def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None
     claim = started(state, "claim", *env_of(ONE), cpus="2-3")
     state.set_claim_files({})
     lost = next(iter(state))
-    assert lost.orphaned
+    assert lost.orphaned_claims
     assert state.pool.shared == {1, 4, 5, 6, 7}
     assert cpuset_of(state, lost).cpus == {2, 3}
     reported = report(lost)
@@ -175,7 +175,7 @@ def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None
     state.set_claim_files(files_of(ONE))
     back = state.containers.get(claim.id)
     assert back is not None
-    assert (back.orphaned, back.entitlement.cpus) == ((), {2, 3})
+    assert (back.orphaned_claims, back.entitlement.cpus) == ((), {2, 3})
     state.set_claim_files({})
     state.put(replace(back, phase=Phase.STOPPED))
     assert state.pool.shared == set(range(1, 8))
@@ -213,12 +213,12 @@ def test_claim_files_are_set_quickly_with_many_orphans() -> None:
     """
     state = node()
     for number in range(250):
-        enforced = (Held(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
+        enforced = (HeldClaim(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
         found = tracked_as(pod(), container(f"x{number}", *env_of(enforced[0].record), name=f"n{number}"))
-        state.put(state.authorized(replace(found, phase=Phase.RUNNING, enforced=enforced)))
+        state.put(state.authorized(replace(found, phase=Phase.RUNNING, enforced_claims=enforced)))
     state.set_claim_files(files_of(*(cpu_record(f"c{number}", "cpus=2") for number in range(250))))
     state.set_claim_files({})
-    assert all(tracked.orphaned for tracked in state)
+    assert all(tracked.orphaned_claims for tracked in state)
     assert cpu_seconds(lambda: state.set_claim_files({})) < 0.004
 
 
@@ -226,8 +226,8 @@ def test_claim_files_are_set_quickly_with_many_orphans() -> None:
 def test_a_listed_container_without_a_record_keeps_only_enforced_claims(online: str) -> None:
     """Only the enforcement record entitles the container to the CPUs. The claim variables in its environment do not."""
     found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.RUNNING)
-    enforced = (Held(ONE, ONE.requests),)
-    for tracked, held in ((found, ""), (replace(found, enforced=enforced), "2-3")):
+    enforced = (HeldClaim(ONE, ONE.requests),)
+    for tracked, held in ((found, ""), (replace(found, enforced_claims=enforced), "2-3")):
         state = node(online=online)
         state.replace_containers([tracked])
         assert state.pool.held == parse_cpu_list(held)
@@ -245,12 +245,12 @@ def test_a_lost_record_does_not_affect_the_containers_other_claim(enforced: bool
     memory = memory_record("m1", ("m", 1, MI, 4096))
     found = replace(tracked_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.RUNNING)
     if enforced:
-        found = replace(found, enforced=(Held(ONE, ONE.requests), Held(memory, memory.requests)))
+        found = replace(found, enforced_claims=(HeldClaim(ONE, ONE.requests), HeldClaim(memory, memory.requests)))
     state = node(ONE)
     state.replace_containers([found])
     tracked = next(iter(state))
     assert (tracked.entitlement.cpus, tracked.entitlement.mems) == ({2, 3}, {1} if enforced else frozenset())
-    assert (tracked.kind, tracked.unsettled) == ("orphan" if enforced else "refused", not enforced)
+    assert (tracked.kind, tracked.has_unknown_claims) == ("orphan" if enforced else "refused", not enforced)
     reported = report(tracked)
     assert ([use.uid for use in reported.claims], [use.uid for use in reported.unknown_claims]) == (["c1"], ["m1"])
 
@@ -344,7 +344,7 @@ def test_no_sequence_of_events_assigns_a_cpu_twice(events: list[tuple[str, int, 
         elif event == "start":
             tracked = state.authorized(tracked_as(pod(of), container(id_, *env_of(record), of=of)))
             if tracked.rejection is None and not overlapping(state, tracked):
-                state.put(replace(tracked, phase=Phase.RUNNING).seen(cpus=tracked.entitlement.cpus))
+                state.put(replace(tracked, phase=Phase.RUNNING).with_observation(cpus=tracked.entitlement.cpus))
         elif event == "stop" and (found := state.containers.get(id_)) is not None:
             state.put(replace(found, phase=Phase.STOPPED))
         elif event == "drop":
@@ -356,11 +356,11 @@ def test_no_sequence_of_events_assigns_a_cpu_twice(events: list[tuple[str, int, 
         assert sum(map(len, own)) == len(frozenset().union(*own))
         assert not state.pool.shared & state.pool.held
         claims = claimed_cpus(state.files.values())
-        assert state.pool == divide(state.config, state.host, claims, filter(None, map(weight, state)))
+        assert state.pool == divide(state.config, state.host, claims, filter(None, map(exclusive_use, state)))
         assert frozenset().union(*own) <= state.pool.held
         for tracked in running:
             desired = cpuset_of(state, tracked)
-            assert desired.cpus == desired.shown
+            assert desired.cpus == desired.effective
             assert desired.cpus == (tracked.entitlement.cpus or state.pool.shared)
 
 
@@ -379,10 +379,10 @@ def test_container_problems_and_pins_follow_container_changes() -> None:
     pinned = RuntimeLimits(kubelet_pins=frozenset({"cpu"}))
     for id_ in ("a", "b", "c"):
         one = started(state, id_, of=f"p-{id_}")
-        state.put(replace(one, runtime_limits=pinned).seen(failure=Problem(f"failure of {id_}", None)))
+        state.put(replace(one, runtime_limits=pinned).with_observation(failure=Problem(f"failure of {id_}", None)))
     assert [problem.rpartition(" ")[2] for problem in state.problems] == ["a", "b", "c"]
     assert state.kubelet_pins == {"cpu"}
-    state.put(state.containers.by_id["b"].seen(failure=NO_PROBLEM))
+    state.put(state.containers.by_id["b"].with_observation(failure=NO_PROBLEM))
     state.drop("c")
     assert [problem.rpartition(" ")[2] for problem in state.problems] == ["a"]
     state.put(replace(state.containers.by_id["a"], phase=Phase.STOPPED))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.container import Identity, Tracked
-from nri_backend.containers.plan import Desired, Plan, Raises
+from nri_backend.containers.plan import Desired, LimitIncreases, Plan
 from nri_backend.enforcement.apply import Outcome, apply
-from nri_backend.limits.claimed import Raise, hugepage_raises
+from nri_backend.limits.claimed import LimitIncrease, hugepage_increases
 from nri_backend.node.cgroups import OriginalLimits
 from numa_contract.cpuset import parse_cpu_list
 
@@ -49,7 +49,7 @@ def run(
     full: bool = True,
 ) -> Outcome:
     """Runs one job on a newly started instance, with hugepages claimed by the container and by its pod."""
-    groups = {} if of_pod is None else {POD: Raises(hugepage_raises(of_pod, SIZES))}
+    groups = {} if of_pod is None else {POD: LimitIncreases(hugepage_increases(of_pod, SIZES))}
     target = Plan(container_at(), wanted, groups, own, page_sizes=SIZES, full=full)
     return apply(tree, OriginalLimits(tree.root), target)
 
@@ -69,7 +69,7 @@ def test_files_that_differ_are_written_and_read_back(tree: KernelTree) -> None:
     """A second run writes nothing."""
     outcome = run(tree, cpuset("2-3", "1"))
     assert [fault.kind for fault in outcome.repaired] == ["cpus", "mems"]
-    assert outcome.left == []
+    assert outcome.remaining == []
     assert outcome.observed is not None
     assert (outcome.observed.cpus, outcome.observed.mems) == ({2, 3}, {1})
     tree.written.clear()
@@ -106,7 +106,7 @@ def test_a_crash_before_the_write_keeps_the_original_limit(tree: KernelTree) -> 
     run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
     for path, name in ((POD, "hugetlb.2MB.max"), (POD, "hugetlb.2MB.rsvd.max")):
         tree.refused[path, name] = DENIED
-    assert run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI}).left
+    assert run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI}).remaining
     tree.refused.clear()
     run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
     assert hugetlb(tree, POD) == limits(128 * MI, 0)
@@ -116,14 +116,14 @@ def test_a_write_without_effect_is_an_error(tree: KernelTree) -> None:
     """The parent does not allow the CPUs, so the kernel accepts the write but does not apply it."""
     tree.set(POD, "cpuset.cpus", "4-7")
     outcome = run(tree, cpuset("2-3"))
-    assert outcome.left == [f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3 but is 4-7 (effective)"]
+    assert outcome.remaining == [f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3 but is 4-7 (effective)"]
 
 
 def test_a_pool_that_the_parent_narrows_is_written_once(tree: KernelTree) -> None:
     tree.set(POD, "cpuset.cpus", "4-7")
-    assert run(tree, cpuset("0-5", shared=True)).left == []
+    assert run(tree, cpuset("0-5", shared=True)).remaining == []
     tree.written.clear()
-    assert run(tree, cpuset("0-5", shared=True), full=False).left == []
+    assert run(tree, cpuset("0-5", shared=True), full=False).remaining == []
     assert tree.written == []
 
 
@@ -141,7 +141,7 @@ def test_settings_are_applied_to_cruns_sub_cgroup(tree: KernelTree) -> None:
 def test_a_file_that_cannot_be_read_is_reported_in_the_outcome(tree: KernelTree) -> None:
     """No exception is raised, so the audit continues with other containers."""
     tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
-    assert run(tree, cpuset("2-3")).left
+    assert run(tree, cpuset("2-3")).remaining
 
 
 @pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
@@ -151,7 +151,7 @@ def test_without_a_cgroup_nothing_is_written(tree: KernelTree, cgroup: str) -> N
     """
     outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(cgroup), cpuset("2-3")))
     assert outcome.observed is None
-    assert outcome.left
+    assert outcome.remaining
     assert tree.written == []
 
 
@@ -160,9 +160,9 @@ def test_a_missing_pod_cgroup_is_an_error_only_for_a_needed_limit(tree: KernelTr
     """A runtime may use a different cgroup for pods. A missing cgroup throttles no container, but it cannot protect
     memory.
     """
-    groups = {"kubepods/none": Raises({"memory.min": Raise(plus=MI, needed=needed)})}
+    groups = {"kubepods/none": LimitIncreases({"memory.min": LimitIncrease(amount=MI, needed=needed)})}
     outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(), cpuset("2-3"), groups))
-    assert len(outcome.left) == errors
+    assert len(outcome.remaining) == errors
     assert (outcome.observed is None) is needed
 
 
@@ -173,11 +173,13 @@ def test_a_sub_cgroup_that_the_container_has_created_is_ignored(tree: KernelTree
     tree.make(f"{CGROUP}/container", cpuset=False, sizes=(), limits=False)
     tree.path(CGROUP).joinpath("cgroup.procs").write_text("4711\n")
     outcome = run(tree, cpuset("1,4-7", shared=True))
-    assert outcome.left == []
+    assert outcome.remaining == []
     assert outcome.observed is not None
     assert outcome.observed.cpus == {1, 4, 5, 6, 7}
     tree.path(CGROUP).joinpath("cgroup.procs").write_text("")
-    assert run(tree, cpuset("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == [], "its files do not exist and are not needed"
+    assert run(tree, cpuset("2-3", "1"), {TWO: TWO}, {TWO: TWO}).remaining == [], (
+        "its files do not exist and are not needed"
+    )
 
 
 def test_an_unmounted_tree_does_not_mean_that_a_container_has_ended(tree: KernelTree) -> None:
@@ -185,4 +187,4 @@ def test_an_unmounted_tree_does_not_mean_that_a_container_has_ended(tree: Kernel
     outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(), cpuset("2-3")))
     assert outcome.observed is not None
     assert outcome.observed.cpus is None
-    assert outcome.left
+    assert outcome.remaining

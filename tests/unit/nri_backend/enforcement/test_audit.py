@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from nri_backend.budgets import IDLE_SECONDS
 from nri_backend.containers.admission import MAX_SYNC_UPDATES
-from nri_backend.enforcement.audit import LOOKS
+from nri_backend.enforcement.audit import AUDITS_PER_JOB
 from nri_backend.node.model import Host
 from nri_backend.nri.model import Adjustment, ContainerState, RejectedError, Resources
 from nri_backend.telemetry import REPAIR_LINES
@@ -82,7 +82,7 @@ async def test_repairs_are_logged_with_the_container_and_the_file(node: Node, ca
 
 
 async def test_the_audit_repairs_more_containers_and_pods_than_fit_into_one_job(node: Node) -> None:
-    count = LOOKS + 6
+    count = AUDITS_PER_JOB + 6
     for number in range(count):
         record = memory_record(f"m{number}", ("m", 0, 2 * MI, 2 * MI), pods=(f"q{number}",))
         await node.run(f"c{number}", *node.claim(record), of=f"q{number}")

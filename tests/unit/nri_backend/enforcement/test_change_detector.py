@@ -63,16 +63,16 @@ async def test_an_audit_of_all_containers_reads_unchanged_files_only_every_read_
     await node.run("claim", *node.claim(cpu_record("c1", "cpus=2-3")))
     plain = await node.run("plain", of="p2")
     auditor = node.enforcer._auditor
-    await auditor.audit(full=True, everyone=True)
+    await auditor.audit(full=True, all_containers=True)
     tree.reads.clear()
-    await auditor.audit(full=True, everyone=True)
+    await auditor.audit(full=True, all_containers=True)
     assert not tree.reads
     node.kernel.set(plain, "cpuset.cpus", "0-7")
-    await auditor.audit(full=True, everyone=True)
+    await auditor.audit(full=True, all_containers=True)
     assert node.cpus(plain) == "1,4-7"
-    await auditor.audit(full=True, everyone=True, reading=True)
+    await auditor.audit(full=True, all_containers=True, reread=True)
     tree.reads.clear()
-    await auditor.audit(full=True, everyone=True, reading=True)
+    await auditor.audit(full=True, all_containers=True, reread=True)
     assert tree.reads["cpuset.cpus.effective"] >= 2
 
 
@@ -86,12 +86,12 @@ async def test_an_audit_of_all_containers_retries_a_refused_partition_with_uncha
     path = await node.run("claim", *node.claim(cpu_record("c1", "cpus=2-3")))
     auditor = node.enforcer._auditor
     for _ in range(2):
-        await auditor.audit(full=True, everyone=True)
+        await auditor.audit(full=True, all_containers=True)
     assert node.partition(path) == "member"
     node.kernel.refused.clear()
     await auditor.audit(full=True)
     assert node.partition(path) == "member"
-    await auditor.audit(full=True, everyone=True)
+    await auditor.audit(full=True, all_containers=True)
     assert node.partition(path) == "root"
 
 
@@ -169,8 +169,8 @@ async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory_dir: Path) 
 
     async def plans(delay: float) -> int:
         tree.delay = delay
-        await reconciler.apply_some(ids, lambda _: None, full=False)
-        return len(reconciler._aims)
+        await reconciler.audit_containers(ids, lambda _: None, full=False)
+        return len(reconciler._job_cpus)
 
     assert await plans(0.02) == len(ids)
     assert await plans(0.0) <= 4
@@ -215,7 +215,7 @@ async def test_after_a_claim_ends_the_next_tick_reads_only_its_pods_limits(memor
     await node.run("side", name="side")
     path = await node.run("claim", *node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI))))
     above = path.rpartition("/")[0]
-    await auditor.audit(full=True, everyone=True)
+    await auditor.audit(full=True, all_containers=True)
     assert node.kernel.get(above, "hugetlb.2MB.max") == str(64 * MI)
 
     async def ticks(number: int) -> None:
@@ -232,7 +232,7 @@ async def test_after_a_claim_ends_the_next_tick_reads_only_its_pods_limits(memor
     await ticks(2)
     assert above in tree.read_below
     assert {other, other.rpartition("/")[0]}.isdisjoint(tree.read_below)
-    await auditor.audit(full=True, everyone=True)
+    await auditor.audit(full=True, all_containers=True)
     assert node.kernel.get(other, "hugetlb.2MB.max") == str(64 * MI)
 
 
@@ -246,7 +246,7 @@ async def test_after_a_plan_change_containers_are_read_even_if_their_files_are_u
     detector, ids = node.enforcer.reconciler.detectors[False], ["plain"]
     for _ in range(2):
         await node.enforcer._auditor.audit(full=False)
-    assert [await detector.unsettled(ids) for _ in range(2)] == [[], []]
+    assert [await detector.find_changed(ids) for _ in range(2)] == [[], []]
     node.claim(cpu_record("c2", "cpus=4"))
     await node.enforcer.claim_files.refresh()
-    assert await detector.unsettled(ids) == ids
+    assert await detector.find_changed(ids) == ids

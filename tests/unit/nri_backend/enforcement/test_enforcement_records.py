@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.authorization import MAX_CLAIMS
-from nri_backend.claims.entitlement import Held
+from nri_backend.claims.entitlement import HeldClaim
 from nri_backend.enforcement.recorder import (
     DIRECTORY,
     MAX_BYTES,
@@ -24,7 +24,7 @@ from tests.rigs.builders import MI, cpu_record, memory_record
 
 RECORDS = (cpu_record("c1", "a=2-3", "b=4"), memory_record("m1", ("m", 1, MI, 4096), m={"limit": "claim"}))
 RECORD = EnforcementRecord(
-    container="ab12", inode=7, claims=tuple(Held(record, record.requests[:1]) for record in RECORDS)
+    container="ab12", inode=7, claims=tuple(HeldClaim(record, record.requests[:1]) for record in RECORDS)
 )
 
 
@@ -78,12 +78,12 @@ def test_the_largest_claims_record_is_readable_and_a_larger_one_is_not_written(s
     metadata = MetadataFile(host_path="/" + "x" * 400, mount_path="/" + "y" * 400, content='"' + "z" * 1000 + '"')
     records = [one.model_copy(update={"metadata": dict.fromkeys(one.requests, metadata)}) for one in records]
     enforcement_record = EnforcementRecord(
-        container="ab12", inode=0, claims=tuple(Held(one, one.requests) for one in records)
+        container="ab12", inode=0, claims=tuple(HeldClaim(one, one.requests) for one in records)
     )
     assert store.write([enforcement_record]) == {"ab12": None}
     assert store.load({"ab12": ""}) == {"ab12": enforcement_record}
     huge = metadata.model_copy(update={"content": "z" * (MAX_BYTES // 32)})
-    claims = [Held(records[0].model_copy(update={"metadata": dict.fromkeys(records[0].requests, huge)}), ())]
+    claims = [HeldClaim(records[0].model_copy(update={"metadata": dict.fromkeys(records[0].requests, huge)}), ())]
     errors = store.write([EnforcementRecord(container="ab12", inode=0, claims=tuple(claims))])
     assert "more than 16777216" in str(errors["ab12"])
     assert store.load({"ab12": ""}) == {"ab12": enforcement_record}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from nri_backend.budgets import ALL_SECONDS, IDLE_SECONDS
+from nri_backend.budgets import ALL_CONTAINERS_SECONDS, IDLE_SECONDS
 from nri_backend.nri.model import LinkStatus, RejectedError, Resources
 
 from tests.fakes.waiting import eventually
@@ -240,5 +240,5 @@ async def test_an_audit_of_all_containers_compares_their_limits(tmp_path: Path) 
         await ticks(node, 30)
         node.enforcer._auditor.request_full()
         node.kernel.set(path, "hugetlb.2MB.rsvd.max", "max")
-        await ticks(node, ALL_SECONDS + IDLE_SECONDS)
+        await ticks(node, ALL_CONTAINERS_SECONDS + IDLE_SECONDS)
         assert node.kernel.get(path, "hugetlb.2MB.rsvd.max") == "0"

@@ -109,7 +109,7 @@ async def test_a_problem_from_before_the_start_does_not_fail_the_start(node: Nod
     tracked = node.enforcer.state.containers.get("claim")
     assert tracked is not None
     failure = Problem("cpuset.mems does not exist", BackendCode.CONTROLLER_MISSING)
-    node.enforcer.state.put(replace(tracked, phase=Phase.RUNNING).seen(failure=failure))
+    node.enforcer.state.put(replace(tracked, phase=Phase.RUNNING).with_observation(failure=failure))
     path = node.make_cgroups(pod(), stored)
     await node.enforcer.start_container(pod(), stored)
     assert node.cpus(path) == "2-3"
@@ -403,7 +403,7 @@ async def test_a_lock_holder_rejects_claims_until_it_enforces_them(memory_dir: P
     container.
     """
     node = Node(memory_dir)
-    node.leader = Leadership(fresh=True, first=first, own=True)
+    node.leader = Leadership(fresh=True, first=first, is_self=True)
     env = node.claim(ONE if claim == "unpinned" else cpu_record("c1", "cpus=2-3", pods=["p9"]))
     why = UNENFORCED if claim == "unpinned" else "recorded for pod ns/p9 and not for this pod"
     with pytest.raises(RejectedError, match=why):

@@ -127,7 +127,7 @@ async def test_pins_are_not_lost_while_no_file_descriptor_is_free(tmp_path: Path
         with descriptors_left(), contextlib.suppress(OSError):
             await restarted.synchronize(("guaranteed", "p1"), guaranteed="1-7")
         await create(restarted, "plain", cpus="0-7")
-        await restarted.enforcer.reconciler.recorder.keep_pins()
+        await restarted.enforcer.reconciler.recorder.store_pins()
         await restarted.synchronize(("guaranteed", "p1"), guaranteed="1-7")
         assert pins(restarted) == ["cpu", "memory"]
 

@@ -233,8 +233,8 @@ async def test_a_partition_refused_because_its_cpus_went_offline_is_recreated_wh
     """
     async with enforcing(Node(memory_dir, tree=PartitionTree)) as node:
         db, auditor = await node.run("db", *node.claim(ONE)), node.enforcer._auditor
-        await node.until(lambda: auditor._next.everyone)
-        auditor._next.tick, auditor._next.everyone = math.inf, math.inf
+        await node.until(lambda: auditor._next.all_containers)
+        auditor._next.tick, auditor._next.all_containers = math.inf, math.inf
         await eventually(lambda: node.enforcer.reconciler._worker.free)
         node.kernel.online = "0-1,4-7"
         node.kernel.settle(POD)

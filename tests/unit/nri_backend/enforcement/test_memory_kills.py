@@ -284,17 +284,17 @@ async def test_a_container_that_starts_while_its_pod_is_being_read_is_still_coun
     await node.enforcer.activate()
     stored, _ = await node.create("main", *node.claim(ONE))
     later = await node.run("side", name="side")
-    await node.enforcer._kills.look_at_all()
+    await node.enforcer._kills.count_all()
     node.kernel.held = later
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(node.enforcer._kills.look_at_all())
+        tasks.create_task(node.enforcer._kills.count_all())
         assert await asyncio.to_thread(node.kernel.began.wait, 5)
         path = node.make_cgroups(pod(), stored)
         await node.enforcer.start_container(pod(), stored)
         node.kernel.gate.set()
     node.kernel.kill_for_memory(path)
     node.kernel.remove(path)
-    await node.enforcer._kills.look_at_all()
+    await node.enforcer._kills.count_all()
     assert kills(node) == {"main": 1, "side": 0}
 
 
@@ -308,20 +308,20 @@ async def test_only_pods_whose_count_has_changed_are_read_again(memory_dir: Path
     path = await node.run("main", *node.claim(ONE))
     other = await node.run("other", *node.claim(memory_record("m3", ("a", 1, MI, PLAIN), pods=("p2",))), of="p2")
     watcher = node.enforcer._kills
-    await watcher.look_at_changed()
-    await watcher.look_at_all()
+    await watcher.count_changed()
+    await watcher.count_all()
     node.kernel.counts_read.clear()
-    await watcher.look_at_all()
+    await watcher.count_all()
     assert node.kernel.counts_read == []
     node.kernel.kill_for_memory(path)
-    await watcher.look_at_all()
+    await watcher.count_all()
     assert set(node.kernel.counts_read) == {POD, path}
     assert kills(node) == {"main": 1, "other": 0}
-    await watcher.look_at_all()
+    await watcher.count_all()
     node.kernel.set(other, "memory.events", "oom 1\noom_kill 1")
-    await watcher.look_at_all()
+    await watcher.count_all()
     assert kills(node) == {"main": 1, "other": 0}
-    await node.enforcer._auditor.audit(full=True, everyone=True)
+    await node.enforcer._auditor.audit(full=True, all_containers=True)
     assert kills(node) == {"main": 1, "other": 1}
     watcher.close()
 
@@ -330,15 +330,15 @@ async def test_a_pod_whose_count_could_not_be_read_is_read_again(node: Node) -> 
     """The backend had no free file descriptor (EMFILE), but the watch's descriptor was still open."""
     path = await node.run("main", *node.claim(ONE))
     watcher = node.enforcer._kills
-    await watcher.look_at_changed()
+    await watcher.count_changed()
     for _ in range(2):
-        await watcher.look_at_all()
+        await watcher.count_all()
     node.kernel.kill_for_memory(path)
     node.kernel.unreadable[POD, "memory.events"] = errno.EMFILE
-    await watcher.look_at_all()
+    await watcher.count_all()
     assert kills(node) == {"main": 0}
     node.kernel.unreadable.clear()
-    await watcher.look_at_all()
+    await watcher.count_all()
     assert kills(node) == {"main": 1}
 
 
@@ -410,12 +410,12 @@ def test_kills_are_attributed_by_the_containers_counts_and_exits(readings: list[
     """
     pod = PodKills(total=0)
     for total, own, ended, expected in readings:
-        assert pod.take(total, own, ended) == expected
+        assert pod.account(total, own, ended) == expected
 
 
 def test_kills_before_the_first_reading_are_not_attributed() -> None:
     """A container that exits later is not blamed for kills before the first reading."""
-    assert PodKills(total=3).take(3, {"a": 0}, ended="a") == {}
+    assert PodKills(total=3).account(3, {"a": 0}, ended="a") == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
@@ -430,10 +430,10 @@ def test_every_kill_is_attributed_exactly_once(steps: list[tuple[str, bool, bool
         if killed:
             total, own[name], happened[name] = total + 1, own[name] + 1, happened[name] + 1
         others = {other: count for other, count in own.items() if not ends or other != name}
-        for container_id, count in pod.take(total, others, ended=name if ends else "").items():
+        for container_id, count in pod.account(total, others, ended=name if ends else "").items():
             attributed[container_id] += count
         if ends:
             own[name] = 0
-    for container_id, count in pod.take(total, own).items():
+    for container_id, count in pod.account(total, own).items():
         attributed[container_id] += count
     assert attributed == happened

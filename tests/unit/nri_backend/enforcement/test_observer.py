@@ -152,7 +152,7 @@ async def test_hooks_change_nothing_and_refuse_claims(tmp_path: Path) -> None:
         assert refused.refused_code == BackendCode.NODE_OBSERVES
         assert refused.refused == REFUSAL
         assert node.cpus(path) == "0-7"
-        assert node.enforcer._deps.observer.counters[f"refused_{Reason.OBSERVE}"] == 1
+        assert node.enforcer._deps.telemetry.counters[f"refused_{Reason.OBSERVE}"] == 1
         assert await node.synchronize(("plain", "p1")) == []
         assert content(node.kernel) == before
 
@@ -218,7 +218,7 @@ async def test_interrupts_are_reported_and_not_moved(tmp_path: Path) -> None:
     isolation = HostIsolation(state, lambda: False, tree, settings(tmp_path))
     (reason, run), *_ = isolation.observed_passes()
     run()
-    changes = {change.path.removeprefix(str(tmp_path)): change for change in files.take()}
+    changes = {change.path.removeprefix(str(tmp_path)): change for change in files.pop_changes()}
     assert "irqs" in reason
     assert changes["/proc/irq/24/smp_affinity_list"].desired == "0-1,4-7"
     assert changes["/proc/irq/24/smp_affinity_list"].present == "0-7"

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.lifecycle import OVER
-from nri_backend.enforcement.partitions import make_partition, settle
+from nri_backend.containers.lifecycle import NOT_ALIVE
+from nri_backend.enforcement.partitions import make_partition, reduce_exclusive
 from nri_backend.node.cgroups import EXCLUSIVE
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import ContainerState, RejectedError
@@ -239,7 +239,9 @@ async def test_a_restarted_container_waits_until_its_previous_partition_has_ende
             await node.create("again", *env)
         assert node.partition(db) == "root"
         node.kernel.remove(db)
-        await node.until(lambda: (ended := node.enforcer.state.containers.get("db")) is None or ended.phase in OVER)
+        await node.until(
+            lambda: (ended := node.enforcer.state.containers.get("db")) is None or ended.phase in NOT_ALIVE
+        )
         assert node.partition(await node.run("again", *env)) == "root"
 
 
@@ -316,7 +318,7 @@ class SlowTree(PartitionTree):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.passed_by: Callable[[str], bool] = lambda _: True
+        self.abandoned: Callable[[str], bool] = lambda _: True
         """Returns True if the worker has skipped the job with the given name."""
 
     def write(self, path: str, name: str, text: str) -> None:
@@ -333,7 +335,7 @@ class SlowTree(PartitionTree):
 
     def _wait(self, job: str) -> None:
         end = time.monotonic() + 20 * patience()
-        while not self.passed_by(job) and time.monotonic() < end:
+        while not self.abandoned(job) and time.monotonic() < end:
             time.sleep(0.005)
 
 
@@ -341,7 +343,7 @@ class SlowTree(PartitionTree):
 async def slow(root: Path) -> AsyncIterator[Node]:
     async with enforcing(Node(root, tree=SlowTree)) as node:
         assert isinstance(node.kernel, SlowTree)
-        node.kernel.passed_by = lambda job: job in node.enforcer.reconciler.stuck
+        node.kernel.abandoned = lambda job: job in node.enforcer.reconciler.hung
         yield node
 
 
@@ -384,7 +386,7 @@ def test_exclusive_cpus_of_ended_partitions_are_released_under_any_kubelet_root(
         tree.make(path)
     assert make_partition(tree, one, "root", cpus) == ""
     tree.remove(one)
-    settle(tree)
+    reduce_exclusive(tree)
     assert make_partition(tree, other, "root", cpus) == ""
 
 

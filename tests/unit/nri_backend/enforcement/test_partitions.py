@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.enforcement.partition_manager import PartitionManager
-from nri_backend.enforcement.partitions import lost_before, lost_cpus, make_partition, release_partition, settle
+from nri_backend.enforcement.partitions import (
+    lost_before,
+    lost_cpus,
+    make_partition,
+    reduce_exclusive,
+    release_partition,
+)
 from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError
 from nri_backend.node.privileges import sys_admin
 from nri_backend.nri.model import ContainerState, RejectedError
@@ -255,7 +261,7 @@ def test_settling_changes_neither_live_partitions_nor_other_slices(tmp_path: Pat
     for path, cpus in (("machine.slice", "6"), (TOP, "1-4"), (PODS, "2-4"), (POD, "2-4"), (f"{POD}/a", "2-3")):
         tree.set(path, EXCLUSIVE, cpus)
     tree.set(f"{POD}/a", PARTITION, "root")
-    settle(tree)
+    reduce_exclusive(tree)
     left = [tree.get(path, EXCLUSIVE) for path in ("machine.slice", TOP, PODS, POD, f"{POD}/a")]
     assert left == ["6", "2-3", "2-3", "2-3", "2-3"]
     assert tree.get(f"{POD}/a", PARTITION) == "root"
@@ -269,7 +275,7 @@ def test_settling_removes_no_cpus_if_cgroups_cannot_be_listed(tmp_path: Path, un
     tree.make(path)
     assert make_partition(tree, path, "root", frozenset({2, 3})) == ""
     tree.unlisted.add(unreadable)
-    settle(tree)
+    reduce_exclusive(tree)
     assert [tree.get(above, EXCLUSIVE) for above in (TOP, PODS, path)] == ["2-3"] * 3
     assert tree.get(path, PARTITION) == "root"
 
@@ -346,13 +352,13 @@ async def test_no_partition_is_created_after_the_kernel_has_lost_cpus(tmp_path: 
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.online = "0-5"
         node.kernel.settle(db)
-        await partitions.settle(always=True)
+        await partitions.reduce_exclusive(always=True)
         assert state.kernel_damage == "", "a CPU may just be going offline"
-        await partitions.settle()
+        await partitions.reduce_exclusive()
         assert "no cgroup has the CPUs 6-7" in state.kernel_damage
         node.kernel.online = "0-7"
         node.kernel.settle(db)
-        await partitions.settle(always=True)
+        await partitions.reduce_exclusive(always=True)
         await node.enforcer._auditor.host.refresh()
         assert "no cgroup has the CPUs 6-7" in state.kernel_damage
         assert state.host.obstacle == state.kernel_damage
@@ -372,13 +378,13 @@ async def test_lost_cpus_are_found_after_a_failed_reading(tmp_path: Path) -> Non
     assert isinstance(node.kernel, PartitionTree)
     node.kernel.settle(POD)
     partitions, file = node.enforcer._auditor.partitions, node.kernel.path("cpuset.cpus.effective")
-    await partitions.settle(always=True)
+    await partitions.reduce_exclusive(always=True)
     file.rename(file.with_name("kept"))
     file.symlink_to("/proc/self/mem")
-    await partitions.settle()
+    await partitions.reduce_exclusive()
     file.with_name("kept").rename(file)
     for _ in range(2):
-        await partitions.settle()
+        await partitions.reduce_exclusive()
     assert "no cgroup has the CPUs 6-7" in node.enforcer.state.kernel_damage
 
 
@@ -399,20 +405,20 @@ async def test_settling_is_repeated_on_the_next_tick_after_a_failure(tmp_path: P
     await node.enforcer.synchronize([], [])
     partitions, reconciler = node.enforcer._auditor.partitions, node.enforcer.reconciler
     db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
-    await partitions.settle()
+    await partitions.reduce_exclusive()
     node.kernel.remove(db)
-    partitions._unsettled = True
+    partitions._reduction_due = True
     go_on = threading.Event()
     if how == "the kernel refuses":
         node.kernel.unlisted.add(PODS)
     else:
         hung = partial(go_on.wait, 10 * patience())
         assert await reconciler.work("cgroups above partitions", hung) == []
-    await partitions.settle()
+    await partitions.reduce_exclusive()
     assert node.kernel.get(PODS, EXCLUSIVE) == "2-3"
     node.kernel.unlisted.clear()
     go_on.set()
-    node.enforcer._auditor._next.everyone = math.inf
+    node.enforcer._auditor._next.all_containers = math.inf
     async with auditing(node):
         await node.until(lambda: not node.kernel.get(PODS, EXCLUSIVE))
 
@@ -478,15 +484,15 @@ async def test_a_partition_that_cannot_be_watched_immediately_is_watched_later(t
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         partitions, file = node.enforcer._auditor.partitions, node.kernel.path(db) / PARTITION
-        await eventually(lambda: partitions._watch.follows([db]))
-        partitions._watch.follow([])
+        await eventually(lambda: partitions._watch.watches([db]))
+        partitions._watch.watch([])
         partitions._watched_at_generation = -1
         file.rename(file.with_name("away"))
-        partitions.follow()
-        assert not partitions._watch.follows([db])
+        partitions.watch_all()
+        assert not partitions._watch.watches([db])
         file.with_name("away").rename(file)
-        partitions.follow()
-        assert partitions._watch.follows([db])
+        partitions.watch_all()
+        assert partitions._watch.watches([db])
 
 
 async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) -> None:
@@ -500,7 +506,7 @@ async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) 
         file = node.kernel.path(db) / PARTITION
         file.write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
         partitions.mark_invalid(tracked)
-        await node.enforcer._auditor._look(partitions.pop_containers_to_audit(), full=False, final=True)
+        await node.enforcer._auditor._audit_batches(partitions.pop_containers_to_audit(), full=False, final=True)
         assert node.partition(db) != "root"
         assert db in partitions._changed
         go_on.set()
@@ -518,7 +524,7 @@ async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(
     db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
     node.kernel.path(db).joinpath(PARTITION).write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
     partitions = PartitionManager(node.enforcer.state, node.enforcer.reconciler, node.kernel)
-    partitions.follow()
+    partitions.watch_all()
     assert node.enforcer.signals.audit.is_set()
     assert partitions.pop_containers_to_audit() == ["db"]
 

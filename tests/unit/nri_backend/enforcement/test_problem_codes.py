@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.admission import impossible, occupied, outside, unenforced
+from nri_backend.containers.admission import check_enforced, check_possible, occupied_rejection, outside_rejection
 from nri_backend.containers.container import tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.partitions import make_partition
@@ -95,7 +95,7 @@ async def test_a_claim_enforced_by_the_pool_has_the_code_of_the_kernels_answer(
         assert (report.fallback_code, answer in report.fallback_reason) == (code, True)
         tracked = node.enforcer.state.containers.get("db")
         assert tracked is not None
-        stored = await node.enforcer.reconciler.recorder.fallback(tracked)
+        stored = await node.enforcer.reconciler.recorder.recorded_fallback(tracked)
         assert (stored, stored.code) == (report.fallback_reason, code)
 
 
@@ -126,7 +126,7 @@ def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_reason(
     state.set_host(host)
     state.set_claim_files(files_of(ONE))
     tracked = state.authorized(tracked_as(pod(), container("c", *env_of(ONE))))
-    rejection = impossible(tracked, state, LinkStatus())
+    rejection = check_possible(tracked, state, LinkStatus())
     assert rejection is not None
     assert rejection.problem().code is code
 
@@ -140,11 +140,11 @@ def test_rejections_without_another_problem_have_their_reasons_code() -> None:
     plain = state.authorized(tracked_as(pod("p2"), container("d", of="p2")))
     stuck = replace(plain, observed=replace(plain.observed, failure=Problem("no", BackendCode.PERMISSION_DENIED)))
     found = (
-        impossible(plain, state, LinkStatus()),
-        occupied(claimed, [plain]),
-        occupied(claimed, [plain, stuck]),
-        outside(claimed),
-        unenforced(claimed, None, Leadership(fresh=False, first=True), state, starting=True),
+        check_possible(plain, state, LinkStatus()),
+        occupied_rejection(claimed, [plain]),
+        occupied_rejection(claimed, [plain, stuck]),
+        outside_rejection(claimed),
+        check_enforced(claimed, None, Leadership(fresh=False, first=True), state, starting=True),
     )
     assert [one.problem().code if one else None for one in found] == [
         BackendCode.NO_SHARED_CPUS,

@@ -81,7 +81,7 @@ async def test_a_claim_restored_after_a_restart_shares_its_record_with_the_claim
     async with restarted_with(memory_dir, env, 0) as (node, _, _):
         tracked = node.enforcer.state.containers.get("claim")
         assert tracked is not None
-        (held,) = tracked.enforced
+        (held,) = tracked.enforced_claims
         assert held.record is node.enforcer.state.files[held.key].record
         assert held is node.enforcer.state.claims.known[held.key]
 
@@ -210,7 +210,7 @@ async def test_a_lingering_containers_record_is_read_once_descriptors_are_free(m
         await node.enforcer.activate()
         with descriptors_left(), contextlib.suppress(OSError):
             await node.enforcer.synchronize([], [])
-        await node.enforcer._auditor.audit(full=True, everyone=True)
+        await node.enforcer._auditor.audit(full=True, all_containers=True)
         await node.enforcer.synchronize([], [])
         assert node.enforcer.state.pool.held == {2, 3}
 
@@ -328,7 +328,7 @@ async def test_a_creation_during_a_record_cleanup_is_recorded_as_answered(memory
     async with enforcing(Node(memory_dir, records=SlowRecords)) as node:
         env = node.claim(HUGE)
         node.make_cgroups(pod(), container("claim"))
-        cleanup = asyncio.create_task(node.enforcer.reconciler.recorder.forget_others())
+        cleanup = asyncio.create_task(node.enforcer.reconciler.recorder.remove_untracked())
         async with during_slow_write(node):
             await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
         await cleanup
@@ -341,7 +341,7 @@ async def test_a_container_started_during_a_record_cleanup_is_recorded(memory_di
     async with enforcing(Node(memory_dir, records=SlowRecords)) as node:
         records = node.enforcer.reconciler.recorder._records
         assert isinstance(records, SlowRecords)
-        cleanup = asyncio.create_task(node.enforcer.reconciler.recorder.forget_others())
+        cleanup = asyncio.create_task(node.enforcer.reconciler.recorder.remove_untracked())
         assert await asyncio.to_thread(records.reached.wait, 5)
         start = asyncio.create_task(node.run("claim", *node.claim(ONE)))
         asyncio.get_running_loop().call_later(0.1, records.free.set)

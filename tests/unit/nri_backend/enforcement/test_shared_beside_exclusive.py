@@ -196,4 +196,4 @@ def test_exclusive_cpus_are_in_no_other_cpuset(
 def _running(state: NodeState, id_: str, of: str, env: tuple[str, ...]) -> Tracked:
     tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=id_)))
     assert tracked.rejection is None
-    return replace(tracked, phase=Phase.RUNNING).seen(partition=state.partition_for(tracked))
+    return replace(tracked, phase=Phase.RUNNING).with_observation(partition=state.partition_for(tracked))

@@ -177,7 +177,7 @@ async def test_a_start_applies_nothing_if_an_earlier_job_moved_others_to_its_cpu
         assert moved is not None
         assert admitted is not None
         node.kernel.set(other, "cpuset.cpus", "1,4-7")
-        state.put(moved.seen(cpus=frozenset({1, 4, 5, 6, 7})))
+        state.put(moved.with_observation(cpus=frozenset({1, 4, 5, 6, 7})))
         outcome = await reconciler.apply(admitted)
         assert outcome.occupants == {"x": {1, 4, 5, 6, 7}}
         assert node.kernel.get(path, "cpuset.cpus") == ""

@@ -170,10 +170,10 @@ async def test_a_start_without_claims_does_not_wait_for_other_containers_to_be_m
         reconciler = node.enforcer.reconciler
         moves = asyncio.create_task(reconciler.work("another", work))
         assert await asyncio.to_thread(begun.wait, 5)
-        reconciler._aims = {"another": frozenset()}
+        reconciler._job_cpus = {"another": frozenset()}
         await asyncio.wait_for(node.enforcer.start_container(pod(), stored), 5)
         for at_work in ("plain", node.enforcer.state.containers.by_id["plain"].identity.pod_cgroup):
-            reconciler._aims = {at_work: frozenset()}
+            reconciler._job_cpus = {at_work: frozenset()}
             start = asyncio.create_task(node.enforcer.start_container(pod(), stored))
             await asyncio.wait({start}, timeout=0.02)
             assert not start.done()

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from nri_backend.budgets import MAX_STUCK
+from nri_backend.budgets import MAX_HUNG
 from nri_backend.node.worker import CgroupWorker, Step
 from nri_backend.nri.model import RejectedError
 
@@ -55,7 +55,7 @@ async def test_later_jobs_skip_a_step_that_hangs(hanging: HangingSteps) -> None:
     worker = CgroupWorker(freed.set)
     plan = [hanging.step("a"), hanging.step("b", hangs=True), hanging.step("c")]
     assert await worker.work(lambda: plan) == ["a"]
-    assert list(worker.stuck) == ["b"]
+    assert list(worker.hung) == ["b"]
     assert await worker.work(lambda: [hanging.step("b"), hanging.step("c")]) == ["c"]
     waiting = asyncio.create_task(worker.finish("b", lambda: hanging.step("b")))
     assert await worker.finish("d", lambda: hanging.step("d")) == "d"
@@ -63,12 +63,12 @@ async def test_later_jobs_skip_a_step_that_hangs(hanging: HangingSteps) -> None:
     hanging.gate.set()
     assert await waiting == "b"
     assert freed.is_set()
-    assert (hanging.done, worker.stuck) == (["a", "c", "d", "b", "b"], {})
+    assert (hanging.done, worker.hung) == (["a", "c", "d", "b", "b"], {})
 
 
 async def test_the_event_loop_briefly_waits_for_a_hooks_job(hanging: HangingSteps) -> None:
     """The result is available without another iteration of the loop. A hanging job blocks the loop only for
-    HOLD_SECONDS.
+    LOOP_BLOCK_SECONDS.
     """
     worker, loop, turns = CgroupWorker(lambda: None), asyncio.get_running_loop(), list[float]()
     for _ in range(int(10 * patience())):
@@ -80,7 +80,7 @@ async def test_the_event_loop_briefly_waits_for_a_hooks_job(hanging: HangingStep
         await asyncio.sleep(0.01)
     assert len(turns) == before, "each of these jobs took longer, or the loop did not wait"
     waiting = asyncio.create_task(worker.finish("b", lambda: hanging.step("b", hangs=True)))
-    await eventually(lambda: worker.stuck.keys() == {"b"})
+    await eventually(lambda: worker.hung.keys() == {"b"})
     hanging.gate.set()
     assert await waiting == "b"
 
@@ -93,7 +93,7 @@ async def test_a_skipped_jobs_caller_gets_the_hung_steps_result_late(
     assert await worker.work(lambda: plan, late.append) == ["a"]
     assert await worker.work(lambda: [hanging.step("c")], late.append) == ["c"]
     hanging.gate.set()
-    await eventually(lambda: not worker.stuck)
+    await eventually(lambda: not worker.hung)
     assert late == [["b"]]
 
 
@@ -110,7 +110,7 @@ async def test_without_a_late_result_the_callback_is_not_called(
 
     assert await worker.work(lambda: [("a", fails)], late.append) == []
     hanging.gate.set()
-    await eventually(lambda: not worker.stuck)
+    await eventually(lambda: not worker.hung)
     assert late == []
     assert [record.message for record in caplog.records] == ["delayed cgroup write failed"]
 
@@ -119,10 +119,10 @@ async def test_a_hook_gets_the_result_of_its_own_skipped_step(hanging: HangingSt
     """The step is not repeated, since on a slow machine it would take too long every time."""
     worker = CgroupWorker(lambda: None)
     hook = asyncio.create_task(worker.finish("a", lambda: hanging.step("a", hangs=True)))
-    await eventually(lambda: "a" in worker.stuck)
+    await eventually(lambda: "a" in worker.hung)
     hanging.gate.set()
     assert await hook == "a"
-    assert (hanging.done, worker.stuck) == (["a"], {})
+    assert (hanging.done, worker.hung) == (["a"], {})
 
 
 async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_queued(hanging: HangingSteps) -> None:
@@ -139,7 +139,7 @@ async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_que
 async def test_with_the_maximum_number_of_hung_jobs_no_other_job_begins(hanging: HangingSteps) -> None:
     """Threads that other work needs remain free."""
     worker = CgroupWorker(lambda: None)
-    for number in range(MAX_STUCK):
+    for number in range(MAX_HUNG):
         step = hanging.step(str(number), hangs=True)
         await worker.work(lambda step=step: [step])  # type: ignore[misc]
     later = asyncio.create_task(worker.work(lambda: [hanging.step("later")]))
@@ -189,11 +189,11 @@ async def test_a_hung_write_delays_no_other_start(memory_dir: Path) -> None:
         await node.run("claim", *env)
         tree.stuck = path
         tree.set(path, "cpuset.cpus", "1,4")
-        await node.until(lambda: "bad" in node.enforcer.reconciler.stuck)
+        await node.until(lambda: "bad" in node.enforcer.reconciler.hung)
         assert node.cpus(await node.run("plain", of="p2")) == "1,4-7"
         await node.stop("claim")
         assert node.cpus(await node.run("again", *env)) == "2-3"
-        assert "bad" in node.enforcer.reconciler.stuck, "nothing has waited for the end of the hung write"
+        assert "bad" in node.enforcer.reconciler.hung, "nothing has waited for the end of the hung write"
         tree.gate.set()
         await node.until(lambda: node.cpus(path) == "1,4-7")
         assert node.enforcer.state.containers.get("bad") is not None
@@ -215,7 +215,7 @@ async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to
         await node.until(lambda: node.cpus(plain) == "1,4-7")
         tree.stuck = plain
         node.unprepare(ended)
-        await node.until(lambda: "plain" in node.enforcer.reconciler.stuck)
+        await node.until(lambda: "plain" in node.enforcer.reconciler.hung)
         env = node.claim(cpu_record("c2", "cpus=2-3", pods=["p3"]))
         with pytest.raises(RejectedError, match="still runs on the claim's CPUs"):
             await node.run("early", *env, of="p3")
@@ -236,8 +236,8 @@ async def test_an_unseen_container_may_be_on_any_cpu_while_its_write_hangs(memor
         tree.stuck = plain
         tree.set(plain, "cpuset.cpus", "0-7")
         await node.until(tree.began.is_set)
-        node.enforcer.state.forget_views()
-        await node.until(lambda: "plain" in node.enforcer.reconciler.stuck)
+        node.enforcer.state.forget_observed_cpus()
+        await node.until(lambda: "plain" in node.enforcer.reconciler.hung)
         with pytest.raises(RejectedError, match="the claim's CPUs"):
             await node.run("early", *env)
         tree.gate.set()
@@ -265,7 +265,7 @@ async def test_a_job_that_waited_too_long_for_a_thread_is_dropped() -> None:
     go.set()
     await job
     await asyncio.gather(*busy)
-    assert (wrote, worker.stuck) == (["new"], {})
+    assert (wrote, worker.hung) == (["new"], {})
 
 
 def _plan(hanging: HangingSteps, name: str) -> list[Step[str]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from nri_backend.claims.authorization import Reason, Rejection
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.lifecycle import Phase
-from nri_backend.containers.state import MAX_REJECTED, MAX_TOUCHED, ChangeLog, NodeState
+from nri_backend.containers.state import MAX_LOGGED_CHANGES, MAX_REJECTED, ChangeLog, NodeState
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, Reports
 from nri_backend.limits.runtime import RuntimeLimits
 from numa_contract.reports import MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport
@@ -227,7 +227,7 @@ def test_a_rejected_container_reports_the_claims_that_it_must_not_use() -> None:
     """
     uses = tuple(ClaimUse(uid=f"u{number}", driver="dra.cpu") for number in range(3 * MAX_UNKNOWN))
     state = synchronized()
-    state.reject(replace(refused("a"), rejection=Rejection(Reason.SHARED, "in use", about=uses)))
+    state.reject(replace(refused("a"), rejection=Rejection(Reason.SHARED, "in use", claims=uses)))
     reports = Reports(state)
     reports.refresh()
     [found] = json.loads(reports.containers())
@@ -337,8 +337,8 @@ def test_all_reports_are_compared_if_more_has_changed_than_the_log_stores() -> N
     reports = Reports(state)
     reports.refresh()
     state.put(one("a", Phase.STOPPED))
-    for number in range(MAX_TOUCHED):
+    for number in range(MAX_LOGGED_CHANGES):
         state.put(one("b", (Phase.RUNNING, Phase.ENDING)[number % 2]))
-    assert state.change_log.since(state.change_log.count - MAX_TOUCHED - 1) is None
+    assert state.change_log.since(state.change_log.count - MAX_LOGGED_CHANGES - 1) is None
     reports.refresh()
     assert [document["state"] for document in json.loads(reports.containers())] == ["stopped", "running"]

@@ -104,7 +104,7 @@ async def test_a_pass_that_continues_after_a_takeover_writes_nothing(tmp_path: P
     state.replace_containers(tuple(state))
     cgroups, paths = KernelTree(tmp_path / "cgroup"), settings(tmp_path)
     with contextlib.ExitStack() as stack:
-        one, two = (ActiveLock(paths.own_dir, name, lambda: now[0]) for name in ("one", "two"))
+        one, two = (ActiveLock(paths.backend_dir, name, lambda: now[0]) for name in ("one", "two"))
         for lock in (one, two):
             stack.callback(lock.close)
             lock.set_serving(serving=True)

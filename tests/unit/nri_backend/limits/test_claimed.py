@@ -10,18 +10,18 @@ from nri_backend.limits.claimed import (
     CPU_MAX,
     DesiredLimit,
     Limit,
+    LimitIncrease,
     Note,
-    Raise,
     ancestors,
-    asked_limits,
     claimed_bytes,
     guard_limits,
     hugepage_files,
+    hugepage_increases,
     hugepage_limits,
-    hugepage_raises,
-    own_limit,
+    original_limit,
     protections,
     raised_limits,
+    requested_hugepages,
     unthrottled,
     with_reservation,
 )
@@ -61,12 +61,12 @@ def test_a_container_is_throttled_if_any_request_keeps_the_quota() -> None:
     assert not unthrottled(entitlement_of(memory_record("m", ("x", 1, MI, 4096))), None)
 
 
-def limits(claimed: dict[int, int], stated: dict[int, int], pod_own: dict[int, Limit]) -> dict[int, Limit]:
+def limits(claimed: dict[int, int], stated: dict[int, int], pod_limits: dict[int, Limit]) -> dict[int, Limit]:
     """Returns a container's hugepage limits by page size."""
-    wanted = hugepage_limits(claimed, stated, pod_own)
-    for size in pod_own:
+    wanted = hugepage_limits(claimed, stated, pod_limits)
+    for size in pod_limits:
         assert len({wanted[file] for file in hugepage_files(size)}) == 1, "pages in use and reservations alike"
-    return {size: wanted[hugepage_files(size)[0]].limit for size in pod_own}
+    return {size: wanted[hugepage_files(size)[0]].limit for size in pod_limits}
 
 
 def test_a_shared_claim_counts_once_for_its_pod() -> None:
@@ -92,9 +92,9 @@ def test_only_files_of_claimed_page_sizes_are_needed() -> None:
     """For other page sizes, the files are written only if the kernel provides them."""
     wanted = hugepage_limits({TWO: TWO}, {}, {TWO: 0, GIGA: 0})
     assert {file for file, one in wanted.items() if one.needed} == set(hugepage_files(TWO))
-    assert hugepage_raises({TWO: TWO}, [GIGA]) == {
-        "hugetlb.2MB.max": Raise(plus=TWO, needed=True),
-        "hugetlb.1GB.max": Raise(),
+    assert hugepage_increases({TWO: TWO}, [GIGA]) == {
+        "hugetlb.2MB.max": LimitIncrease(amount=TWO, needed=True),
+        "hugetlb.1GB.max": LimitIncrease(),
     }
 
 
@@ -104,17 +104,17 @@ def test_claimed_bytes_are_subtracted_from_the_limits_shown_by_the_runtime() -> 
     A page size whose limit equals the claimed bytes is left out. A limit below the claimed bytes is returned unchanged.
     """
     claimed = {TWO: 64 * MI}
-    assert asked_limits({TWO: 66 * MI, GIGA: 0}, claimed) == {TWO: 2 * MI, GIGA: 0}
-    assert asked_limits({TWO: 64 * MI}, claimed) == {}
-    assert asked_limits({TWO: 2 * MI}, claimed) == {TWO: 2 * MI}
-    assert asked_limits({TWO: 64 * MI}, {}) == {TWO: 64 * MI}
+    assert requested_hugepages({TWO: 66 * MI, GIGA: 0}, claimed) == {TWO: 2 * MI, GIGA: 0}
+    assert requested_hugepages({TWO: 64 * MI}, claimed) == {}
+    assert requested_hugepages({TWO: 2 * MI}, claimed) == {TWO: 2 * MI}
+    assert requested_hugepages({TWO: 64 * MI}, {}) == {TWO: 64 * MI}
 
 
 RSVD = {size: hugepage_files(size)[1] for size in (TWO, GIGA)}
 
 
 @pytest.mark.parametrize(
-    ("stated", "pod_own", "guarded"),
+    ("stated", "pod_limits", "guarded"),
     [
         (False, {TWO: 0, GIGA: 0}, {TWO, GIGA}),
         (False, {TWO: 8 * MI, GIGA: 0}, {GIGA}),
@@ -124,10 +124,10 @@ RSVD = {size: hugepage_files(size)[1] for size in (TWO, GIGA)}
     ],
 )
 def test_the_guard_forbids_reservations_without_a_hugepage_limit(
-    stated: bool, pod_own: dict[int, Limit], guarded: set[int]
+    stated: bool, pod_limits: dict[int, Limit], guarded: set[int]
 ) -> None:
     """If the runtime sends no limits, the pod's limit is used instead: a pod that may use pages is not guarded."""
-    wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_own, supplied=stated)
+    wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_limits, supplied=stated)
     assert wanted == {RSVD[size]: DesiredLimit(0) for size in guarded}
 
 
@@ -154,18 +154,18 @@ def test_protection_is_summed_up_in_every_ancestor() -> None:
             ("k/p4/c4", {}),
         ]
     )
-    below = {MIN: Raise(plus=5, needed=True), LOW: Raise(plus=3, needed=True)}
+    below = {MIN: LimitIncrease(amount=5, needed=True), LOW: LimitIncrease(amount=3, needed=True)}
     assert found == {
         "k/b/p1": below,
         "k/b": below,
-        "k/g2": {MIN: Raise(plus=2, needed=True)},
-        "k": {MIN: Raise(plus=7, needed=True), LOW: Raise(plus=3, needed=True)},
+        "k/g2": {MIN: LimitIncrease(amount=2, needed=True)},
+        "k": {MIN: LimitIncrease(amount=7, needed=True), LOW: LimitIncrease(amount=3, needed=True)},
     }
 
 
 OWN = st.none() | st.integers(0, 4)
-ADDED = st.builds(Raise, plus=st.integers(0, 4), counted=st.integers(0, 4))
-RAISES = st.one_of(st.none(), ADDED, st.just(Raise(lifted=True)))
+ADDED = st.builds(LimitIncrease, amount=st.integers(0, 4), counted=st.integers(0, 4))
+RAISES = st.one_of(st.none(), ADDED, st.just(LimitIncrease(lifted=True)))
 
 
 @dataclass
@@ -175,7 +175,7 @@ class Group:
     limit: Limit
     notes: dict[str, Note] = field(default_factory=dict)
 
-    def apply(self, raised: Raise | None, dies_after: int, *, lower: bool = True) -> None:
+    def apply(self, raised: LimitIncrease | None, dies_after: int, *, lower: bool = True) -> None:
         """Runs one job, which may crash after any of its three steps."""
         raises = {} if raised is None else {MIN: raised}
         wanted, self.notes, after = raised_limits({MIN: self.limit}, self.notes, raises, lower=lower)
@@ -187,7 +187,7 @@ class Group:
 
 @given(OWN, st.lists(st.tuples(RAISES, st.integers(0, 2), st.booleans()), max_size=25))
 def test_the_kubelets_limit_survives_any_raises_and_crashes(
-    own: Limit, jobs: list[tuple[Raise | None, int, bool]]
+    own: Limit, jobs: list[tuple[LimitIncrease | None, int, bool]]
 ) -> None:
     """The limit is raised, changed and restored in any order, with crashes and with resets by the kubelet."""
     group = Group(own)
@@ -195,24 +195,24 @@ def test_the_kubelets_limit_survives_any_raises_and_crashes(
         if reset:
             group.limit = own
         group.apply(raised, dies_after)
-        assert own_limit(group.limit, group.notes.get(MIN)) == own
+        assert original_limit(group.limit, group.notes.get(MIN)) == own
         if dies_after:
-            assert group.limit == (own if raised is None else raised.over(own))
+            assert group.limit == (own if raised is None else raised.apply_to(own))
     group.apply(None, dies_after=2)
     assert (group.limit, group.notes) == (own, {})
 
 
 @given(OWN, ADDED, ADDED)
-def test_a_limit_is_only_raised_while_claims_are_unknown(own: Limit, before: Raise, now: Raise) -> None:
+def test_a_limit_is_only_raised_while_claims_are_unknown(own: Limit, before: LimitIncrease, now: LimitIncrease) -> None:
     """The kubelet's limit is remembered and restored once all claims are known."""
     group = Group(own)
     group.apply(before, dies_after=2)
     raised = group.limit
     for _ in range(2):
         group.apply(now, dies_after=2, lower=False)
-        assert group.limit == (None if own is None else max(raised or 0, now.over(own) or 0))
+        assert group.limit == (None if own is None else max(raised or 0, now.apply_to(own) or 0))
     group.apply(now, dies_after=2)
-    assert group.limit == now.over(own)
+    assert group.limit == now.apply_to(own)
     group.apply(None, dies_after=2)
     assert (group.limit, group.notes) == (own, {})
 
@@ -227,7 +227,7 @@ def test_a_limit_changed_by_the_kubelet_becomes_the_original_limit(own: int, job
         if change and group.limit is not None and own + change * 1000 != group.limit:
             own += change * 1000
             group.limit = own
-        group.apply(Raise(plus=plus), dies_after=2)
+        group.apply(LimitIncrease(amount=plus), dies_after=2)
         assert group.limit == own + plus
 
 
@@ -237,28 +237,34 @@ def test_claims_that_the_kubelet_has_counted_are_not_added_again(spec: int, coun
     It is never lower than the claims in use.
     """
     claimed = counted + others
-    by_us = Raise(plus=claimed).over(spec)
-    assert Raise(plus=claimed, counted=counted).over(spec + counted) == by_us
+    by_us = LimitIncrease(amount=claimed).apply_to(spec)
+    assert LimitIncrease(amount=claimed, counted=counted).apply_to(spec + counted) == by_us
     for in_use in range(claimed):
-        assert spec + in_use <= (Raise(plus=in_use, counted=counted).over(spec + counted) or 0) <= (by_us or 0)
+        assert (
+            spec + in_use
+            <= (LimitIncrease(amount=in_use, counted=counted).apply_to(spec + counted) or 0)
+            <= (by_us or 0)
+        )
 
 
 def test_the_reservation_limit_equals_the_limit_on_pages_in_use() -> None:
     """The value that the kubelet left in the reservation file is ignored."""
-    made, _, _ = raised_limits({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
+    made, _, _ = raised_limits({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": LimitIncrease(amount=7)})
     assert {file: wanted.limit for file, wanted in made.items()} == dict.fromkeys(hugepage_files(TWO), 7)
     assert with_reservation(MIN) == (MIN,)
 
 
 def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
     """The container with the unknown claim may have reserved more than its pod's limit."""
-    made, _, _ = raised_limits({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)}, lower=False)
+    made, _, _ = raised_limits({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": LimitIncrease(amount=7)}, lower=False)
     assert all(made[file].met_by(None) and not made[file].met_by(6) for file in hugepage_files(TWO))
 
 
 def test_a_plan_contains_a_missing_file_only_if_a_raise_is_needed() -> None:
     """If a raise is needed, the plan includes its missing file, so that the next read reports the file as missing. If
-    the raise is not needed, a missing file is skipped.
+    the increase is not needed, a missing file is skipped.
     """
-    made, _, _ = raised_limits({}, {MIN: (1, 2)}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
+    made, _, _ = raised_limits(
+        {}, {MIN: (1, 2)}, {CPU_MAX: LimitIncrease(lifted=True), LOW: LimitIncrease(amount=3, needed=True)}
+    )
     assert {file: wanted.limit for file, wanted in made.items()} == {LOW: 3}

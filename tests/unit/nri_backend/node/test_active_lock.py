@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from nri_backend.budgets import IDLE_SECONDS
 from nri_backend.node.active_lock import ActiveLock, LockLostError
-from nri_backend.node.heartbeat import EVERY_SECONDS, HEARTBEAT_BYTES, STALE_SECONDS, Heartbeat
+from nri_backend.node.heartbeat import HEARTBEAT_BYTES, HEARTBEAT_SECONDS, STALE_SECONDS, Heartbeat
 from numa_node.files import locked
 from numa_node.ticks import TICK_SECONDS
 
@@ -70,9 +70,9 @@ def test_only_the_first_instance_is_active_until_it_releases_the_lock(run: Run) 
     assert (two.active, two.fresh) == (False, True)
     one.close()
     assert not one.active
-    assert not two.leadership.own
+    assert not two.leadership.is_self
     assert two.try_acquire()
-    assert two.leadership.own
+    assert two.leadership.is_self
     assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", 1000.0, serving=True, since=1000.0)
 
 
@@ -362,7 +362,7 @@ async def test_a_pace_change_ends_the_wait_for_the_next_heartbeat(run: Run) -> N
     beat = Heartbeat.decode(run.path.read_bytes())
     assert beat is not None
     assert (beat.every, beat.at >= 1003) == (TICK_SECONDS, True)
-    assert EVERY_SECONDS == TICK_SECONDS
+    assert HEARTBEAT_SECONDS == TICK_SECONDS
     renewing.cancel()
 
 

@@ -24,17 +24,17 @@ async def watch(tmp_path: Path) -> AsyncIterator[CgroupWatch]:
 
 async def test_a_file_that_changed_before_the_watch_began_is_reported(watch: CgroupWatch, tmp_path: Path) -> None:
     (tmp_path / "b" / FILE).write_text("populated 0\nfrozen 0\n")
-    assert watch.follow(["a", "b"]) == {"b"}
-    assert watch.follow(["a", "b"]) == set(), "it is reported once"
+    assert watch.watch(["a", "b"]) == {"b"}
+    assert watch.watch(["a", "b"]) == set(), "it is reported once"
 
 
 async def test_a_missing_cgroup_is_left_out_and_retried(watch: CgroupWatch, tmp_path: Path) -> None:
-    assert watch.follow(["a", "c"]) == set()
-    assert not watch.follows(["a", "c"])
+    assert watch.watch(["a", "c"]) == set()
+    assert not watch.watches(["a", "c"])
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / FILE).write_text("populated 1\n")
-    watch.follow(["a", "c"])
-    assert watch.follows(["a", "c"])
+    watch.watch(["a", "c"])
+    assert watch.watches(["a", "c"])
 
 
 def _open_files() -> int:
@@ -44,6 +44,6 @@ def _open_files() -> int:
 async def test_no_descriptor_is_left_open(watch: CgroupWatch) -> None:
     before = _open_files()
     for paths in (["a", "b"], ["b"], []):
-        watch.follow(paths)
+        watch.watch(paths)
         await asyncio.sleep(0)
     assert _open_files() == before

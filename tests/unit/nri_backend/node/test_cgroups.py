@@ -120,7 +120,7 @@ def test_listing_children_without_a_free_descriptor_raises_an_error(tree: Cgroup
 
 
 def test_too_many_children_are_an_error_instead_of_being_cut_off(tree: CgroupTree, tmp_path: Path) -> None:
-    """If children were left out, settle() would clear the exclusive CPUs of the partitions in them."""
+    """If children were left out, reduce_exclusive() would clear the exclusive CPUs of the partitions in them."""
     for number in range(MAX_CHILDREN):
         (tmp_path / f"many/{number}").mkdir(parents=True)
     assert len(tree.children("many")) == MAX_CHILDREN

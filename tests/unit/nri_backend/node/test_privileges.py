@@ -14,7 +14,7 @@ from nri_backend.node.cgroups import EXCLUSIVE, PARTITION, CgroupTree
 from nri_backend.node.host import read_host
 from nri_backend.node.privileges import (
     CAP_SYS_ADMIN,
-    PartitionRight,
+    PartitionPermission,
     capability_problem,
     read_privileges,
     set_effective,
@@ -96,14 +96,14 @@ def test_a_missing_privilege_is_an_obstacle(tmp_path: Path, permitted: str, uid_
     obstacle.
     """
     root = host(tmp_path, permitted, uid_map)
-    obstacle = PartitionRight(CgroupTree(str(tmp_path / "cgroup")), root).obstacle()
+    obstacle = PartitionPermission(CgroupTree(str(tmp_path / "cgroup")), root).obstacle()
     assert named in obstacle
     assert bool(named) == bool(obstacle)
 
 
 def test_without_proc_no_capability_is_reported_missing(tmp_path: Path) -> None:
     """In a development environment, the host root may lack proc, so the capabilities cannot be read."""
-    assert PartitionRight(CgroupTree(str(tmp_path)), str(tmp_path)).obstacle() == ""
+    assert PartitionPermission(CgroupTree(str(tmp_path)), str(tmp_path)).obstacle() == ""
     assert capability_problem(str(tmp_path)) == ""
 
 
@@ -164,7 +164,7 @@ def test_the_probe_conflicts_with_no_other_cgroup(tmp_path: Path) -> None:
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     tree.set("kubepods", EXCLUSIVE, "2-3")
     tree.on_request = lambda: tree.set("kubepods", EXCLUSIVE, "2-7")
-    assert PartitionRight(tree, root).obstacle() == ""
+    assert PartitionPermission(tree, root).obstacle() == ""
     assert len(tree.requested) == 1
     assert tree.get("kubepods", EXCLUSIVE) == "2-7"
     assert tree.children("") == ["kubepods"]
@@ -175,7 +175,7 @@ def test_the_probe_takes_cpus_from_no_process(tmp_path: Path) -> None:
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     seen: list[str] = []
     tree.on_request = lambda: seen.append((tmp_path / "cgroup/cpuset.cpus.effective").read_text().strip())
-    PartitionRight(tree, root).obstacle()
+    PartitionPermission(tree, root).obstacle()
     assert seen == ["0-7"]
 
 
@@ -188,7 +188,7 @@ def test_a_probe_is_repeated_if_another_instance_removes_its_cgroup(tmp_path: Pa
         read_privileges(tree, root, partitions=False)
 
     tree.on_request = once
-    assert "not permitted" in PartitionRight(tree, root).obstacle()
+    assert "not permitted" in PartitionPermission(tree, root).obstacle()
     assert len(set(tree.requested)) == 2, "each attempt has a cgroup of its own"
 
 
@@ -203,7 +203,7 @@ def test_a_probe_without_a_result_is_logged_and_not_an_obstacle(
     else:
         tree.on_request = lambda: (tree.path(tree.requested[-1]) / PARTITION).write_text(f"root invalid ({answer})")
     with caplog.at_level(logging.INFO):
-        assert PartitionRight(tree, root).obstacle() == ""
+        assert PartitionPermission(tree, root).obstacle() == ""
     assert "cannot tell whether" in caplog.text
 
 

@@ -28,7 +28,7 @@ from numa_contract.names import CPU_DRIVER, ClaimKey, EnvKey, parse_env_key
 from numa_contract.records import AllocationRecord, Owner
 from numa_contract.reports import ClaimUse
 
-from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, entitlement_from
+from nri_backend.claims.entitlement import NO_ENTITLEMENT, Entitlement, HeldClaim, entitlement_from
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 from nri_backend.problems import Problem
 
@@ -99,9 +99,9 @@ class Rejection:
 
     reason: Reason
     text: str
-    unknown: tuple[ClaimUse, ...] = ()
+    unknown_claims: tuple[ClaimUse, ...] = ()
     """Rejected claims whose record the frontend may still write or update."""
-    about: tuple[ClaimUse, ...] = ()
+    claims: tuple[ClaimUse, ...] = ()
     """All claims that the container names but may not use."""
     cause: BackendCode | None = None
     """Code of the problem that caused the rejection. If it is None, ``reason`` determines the code."""
@@ -131,7 +131,7 @@ class Claims:
     ) -> None:
         """``is_alive`` returns True if the owner's pod has a live container with the owner's name."""
         self.files: Mapping[ClaimKey, ClaimFile] = {}
-        self.known: dict[ClaimKey, Held | str] = {}
+        self.known: dict[ClaimKey, HeldClaim | str] = {}
         """For each claim, the claim with all of its requests, or the reason why no container can hold it."""
         self.first_users = dict(first_users)
         """For each claim, the first container that is known to have used it."""
@@ -146,11 +146,11 @@ class Claims:
         """
         before, known = self.files, self.known
         changed = {key for key in before.keys() | files.keys() if before.get(key) is not files.get(key)}
-        self.known = {key: _whole(file) if key in changed else known[key] for key, file in files.items()}
+        self.known = {key: _with_all_requests(file) if key in changed else known[key] for key, file in files.items()}
         self.files = files
         return changed
 
-    def owner(self, held: Held, user: Owner) -> Owner | None:
+    def owner(self, held: HeldClaim, user: Owner) -> Owner | None:
         """Returns the current owner of a claim that ``user`` wants to use: the recorded owner, otherwise the claim's
         first user, otherwise None.
 
@@ -165,12 +165,12 @@ class Claims:
         return None
 
 
-def _whole(file: ClaimFile) -> Held | str:
+def _with_all_requests(file: ClaimFile) -> HeldClaim | str:
     """Returns a claim with all its requests, or the reason why no container can hold it."""
     if file.record is None:
         return f"its record cannot be read ({file.problem})"
     try:
-        return Held(file.record, file.record.requests)
+        return HeldClaim(file.record, file.record.requests)
     except Exception as error:  # noqa: BLE001  an unusable record must not affect other claims
         return f"its record cannot be used ({type(error).__name__}: {shown(error)})"
 
@@ -195,7 +195,7 @@ def read_evidence(env: Sequence[str]) -> Evidence:
 
 
 def authorize(
-    evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
+    evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[HeldClaim] = ()
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
     """Returns a container's entitlement, the claims in that entitlement that are no longer allowed by any record (the
     container is an orphan with respect to these), and the rejection for claims that the container may not use.
@@ -205,27 +205,27 @@ def authorize(
     rejected now.
     """
     found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
-    held = [result for result in found.values() if isinstance(result, Held)]
+    held = [result for result in found.values() if isinstance(result, HeldClaim)]
     refused = {key: result for key, result in found.items() if isinstance(result, Rejection)}
     if evidence.fault:
         refused["", ""] = Rejection(
             Reason.MALFORMED, f"{evidence.fault}; remove the variables from the pod and the image"
         )
     if not refused:
-        return entitlement_from(held) if held else NOTHING, (), None
+        return entitlement_from(held) if held else NO_ENTITLEMENT, (), None
     kept = [one for one in proven if one.key in refused or evidence.fault]
     lost = {one.key for one in kept}
-    unknown = tuple(one for key, rejection in refused.items() if key not in lost for one in rejection.unknown)
-    about = tuple(
-        rejection.unknown[0] if rejection.unknown else use(key, evidence.claims[key])
+    unknown = tuple(one for key, rejection in refused.items() if key not in lost for one in rejection.unknown_claims)
+    named = tuple(
+        rejection.unknown_claims[0] if rejection.unknown_claims else claim_use(key, evidence.claims[key])
         for key, rejection in refused.items()
         if key in evidence.claims
     )
-    first = replace(next(iter(refused.values())), unknown=unknown, about=about)
-    return entitlement_from([*held, *kept]), tuple(map(_use, kept)), first
+    first = replace(next(iter(refused.values())), unknown_claims=unknown, claims=named)
+    return entitlement_from([*held, *kept]), tuple(map(_claim_use, kept)), first
 
 
-def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Rejection:
+def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> HeldClaim | Rejection:
     held = claims.known.get(key, "this node has no record of it")
     if isinstance(held, str):
         return _no_record(key, variables, held)
@@ -239,7 +239,7 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
         if isinstance(requests, str):
             remedy = "only the driver may set variables with this name; remove them from the pod and the image"
             return Rejection(Reason.FORGED, f"{_name_of(held.record)}: {requests}; {remedy}")
-        held = Held(held.record, requests)
+        held = HeldClaim(held.record, requests)
     owner = claims.owner(held, user)
     if owner is None or owner == user or (held.record.sharing == "pod" and owner.pod_uid == user.pod_uid):
         return held
@@ -252,10 +252,10 @@ def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Reject
 there, dra-frontend will rebuild the record and the kubelet will retry"
     running = f"{what}; the container still runs, so the claim's resources stay held. If its pod has been deleted, \
 stop the container on the node; otherwise dra-frontend will rebuild the record from the API server"
-    return Rejection(Reason.NO_RECORD, text, (use(key, variables),), text_if_running=running)
+    return Rejection(Reason.NO_RECORD, text, (claim_use(key, variables),), text_if_running=running)
 
 
-def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
+def claim_use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
     """Returns the claim that these variables name, with its requests in variable order."""
     requests = dict.fromkeys(variable.key.request for variable in variables if variable.key.request)
     return ClaimUse(uid=claim[1], driver=claim[0], requests=tuple(requests))
@@ -274,7 +274,7 @@ def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Re
 {variables[0].name}). If the pod names the claim in spec.resourceClaims, dra-frontend will now read from the API \
 server which pods the claim is reserved for, and the result will determine whether the kubelet's next attempt \
 succeeds. If the pod does not name it, remove the variable from the pod and the image"
-    return Rejection(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
+    return Rejection(Reason.NOT_RESERVED, text, (claim_use((record.driver, record.claim.uid), variables),))
 
 
 def _pods(record: AllocationRecord) -> str:
@@ -322,6 +322,6 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
     return tuple(request for request in record.requests if request in named)
 
 
-def _use(held: Held) -> ClaimUse:
+def _claim_use(held: HeldClaim) -> ClaimUse:
     driver, uid = held.key
     return ClaimUse(uid=uid, driver=driver, requests=held.requests, cpus=held.share.cpus)

@@ -34,11 +34,11 @@ _KNOWN: Final = {
 }
 _Part = tuple[str, MemoryAllocation, MemoryParameters]
 """Claim UID, one of the claim's memory allocations, and the parameters that apply to this allocation."""
-Protected = tuple[str, str, str]
+ProtectionKey = tuple[str, str, str]
 """Key of a request's protected memory: cgroup file, claim UID and request. Containers that share a request have equal
 keys, so the request's protection is added only once.
 """
-Pages = tuple[int, str, str]
+HugepagesKey = tuple[int, str, str]
 """Key of a request's hugepages: page size in bytes, claim UID and request. Containers that share a request have equal
 keys, so the request's pages are added only once.
 """
@@ -62,7 +62,7 @@ class MemoryGrant:
     """``memory.max`` in bytes, or None."""
     high: int | None = None
     """``memory.high`` in bytes, or None."""
-    protected: Mapping[Protected, int] = field(default_factory=dict)
+    protected: Mapping[ProtectionKey, int] = field(default_factory=dict)
     """Protected bytes, keyed by file, claim and request."""
     hugepages: Mapping[int, int] = field(default_factory=dict)
     """Claimed hugepages in bytes, by page size in bytes, rounded down to whole pages."""
@@ -71,7 +71,7 @@ class MemoryGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedAmounts:
     """Amounts that the kubelet adds to limits because of claims.
 
     The kubelet adds the full amount of each claim, regardless of how many of its requests the container names.
@@ -84,7 +84,7 @@ class Counted:
     """Hugepages in bytes, by page size in bytes."""
 
 
-NOT_COUNTED: Final = Counted()
+NOT_COUNTED: Final = CountedAmounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Share:
     """For each request whose containers may also use the shared pool, the pool CPUs that these containers prefer
     (``PoolCpus.near``).
     """
-    interrupted: frozenset[int]
+    interrupt_cpus: frozenset[int]
     """CPUs from which interrupts are not moved (``irqs: keep``)."""
     parameters: tuple[CpuParameters, ...]
     """CPU parameters of each request; empty for a memory claim."""
@@ -119,14 +119,14 @@ class Share:
     """Memory of each request, used to add up the memory of several claims."""
     memory: MemoryGrant | None
     """Memory grant for this claim alone, or None for a CPU claim."""
-    hugepages: Mapping[Pages, int]
+    hugepages: Mapping[HugepagesKey, int]
     """Claimed hugepages in bytes, rounded down to whole pages."""
-    counted: Counted
+    counted: CountedAmounts
     """Amounts that the kubelet adds for the whole claim."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldClaim:
     """A claim, and those of its requests (base names) that a container uses."""
 
     record: AllocationRecord
@@ -154,17 +154,17 @@ def share_of(record: AllocationRecord, requests: Sequence[str]) -> Share:
         env=union,
         cpus=cpus,
         near=tuple(pool.near for request, pool in record.pool_cpus.items() if request in requests),
-        interrupted=record.cpus_of(one for one in requests if record.parameters_of(one).irqs == "keep"),
+        interrupt_cpus=record.cpus_of(one for one in requests if record.parameters_of(one).irqs == "keep"),
         parameters=tuple(map(record.parameters_of, requests)) if for_cpus else (),
         shared=for_cpus and record.sharing == "pod",
         parts=parts,
-        memory=_granted(parts, hugepages) if parts else None,
+        memory=_memory_grant(parts, hugepages) if parts else None,
         hugepages=hugepages,
         counted=_counted(record),
     )
 
 
-def _counted(record: AllocationRecord) -> Counted:
+def _counted(record: AllocationRecord) -> CountedAmounts:
     if not record.counted:
         return NOT_COUNTED
     hugepages: dict[int, int] = defaultdict(int)
@@ -172,31 +172,31 @@ def _counted(record: AllocationRecord) -> Counted:
         if part.hugepages:
             hugepages[part.page_bytes] += part.size
     memory = sum(part.size for part in record.memory if not part.hugepages)
-    return Counted(sum(len(one.cpus) for one in record.cpus), memory, dict(hugepages))
+    return CountedAmounts(sum(len(one.cpus) for one in record.cpus), memory, dict(hugepages))
 
 
-def total_counted(amounts: Iterable[Counted]) -> Counted:
+def total_counted(amounts: Iterable[CountedAmounts]) -> CountedAmounts:
     """Adds up the amounts of several claims."""
     found = tuple(amounts)
     hugepages: dict[int, int] = defaultdict(int)
     for one in found:
         for size, amount in one.hugepages.items():
             hugepages[size] += amount
-    return Counted(sum(one.cpus for one in found), sum(one.memory for one in found), dict(hugepages))
+    return CountedAmounts(sum(one.cpus for one in found), sum(one.memory for one in found), dict(hugepages))
 
 
 @dataclass(frozen=True, slots=True)
 class Entitlement:
     """All resources that a container may use because of its claims."""
 
-    claims: tuple[Held, ...] = ()
+    claims: tuple[HeldClaim, ...] = ()
     cpus: frozenset[int] = frozenset()
     """CPUs of the container's claims; empty without a CPU claim."""
     near: frozenset[int] = frozenset()
     """CPUs near the container's own that it may also use while they are in the shared pool. If none of them is in the
     pool, the container uses the whole pool. Empty if it may use only its own CPUs.
     """
-    interrupted: frozenset[int] = frozenset()
+    interrupt_cpus: frozenset[int] = frozenset()
     """Claimed CPUs from which interrupts are not moved (``irqs: keep``)."""
     lift_quota: bool = False
     """True if the container has CPU claims and all of their requests have ``quota: lift``."""
@@ -210,9 +210,9 @@ class Entitlement:
     """Sum of the container's memory claims, or None if it has none."""
     mems: frozenset[int] = frozenset()
     """NUMA nodes that the container is bound to (``memory.nodes``); empty if it is not bound."""
-    hugepages: Mapping[Pages, int] = field(default_factory=dict)
+    hugepages: Mapping[HugepagesKey, int] = field(default_factory=dict)
     """Claimed hugepages in bytes, rounded down to whole pages."""
-    counted: Counted = NOT_COUNTED
+    counted: CountedAmounts = NOT_COUNTED
     """Amounts that the kubelet has already added to the container's limits."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to set in addition to those that CDI sets."""
@@ -229,10 +229,10 @@ class Entitlement:
         return replace(self, memory=memory, mems=frozenset())
 
 
-NOTHING: Final = Entitlement()
+NO_ENTITLEMENT: Final = Entitlement()
 
 
-def entitlement_from(claims: Iterable[Held]) -> Entitlement:
+def entitlement_from(claims: Iterable[HeldClaim]) -> Entitlement:
     """Returns the entitlement that results from all of a container's claims."""
     claims = tuple(claims)
     shares = [held.share for held in claims]
@@ -246,12 +246,12 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
     memory = grants[0] if grants else None
     if len(grants) > 1:
         # Limits, nodes and the memory policy are derived from the requests of all claims together.
-        memory = _granted([part for share in shares for part in share.parts], hugepages)
+        memory = _memory_grant([part for share in shares for part in share.parts], hugepages)
     return Entitlement(
         claims=claims,
         cpus=frozenset[int]().union(*(share.cpus for share in shares)),
         near=frozenset[int]().union(*near),
-        interrupted=frozenset[int]().union(*(share.interrupted for share in shares)),
+        interrupt_cpus=frozenset[int]().union(*(share.interrupt_cpus for share in shares)),
         lift_quota={one.quota for one in parameters} == {"lift"},
         partition="" if shared or near or not isolation else _ISOLATION.get(max(isolation), ""),
         fault=_isolation_fault(isolation, shared=shared),
@@ -277,9 +277,9 @@ def _isolation_fault(isolation: set[str], *, shared: bool) -> str:
     return ""
 
 
-def _granted(parts: Sequence[_Part], hugepages: Mapping[Pages, int]) -> MemoryGrant:
+def _memory_grant(parts: Sequence[_Part], hugepages: Mapping[HugepagesKey, int]) -> MemoryGrant:
     plain = [part for part in parts if not part[1].hugepages]
-    protected: dict[Protected, int] = defaultdict(int)
+    protected: dict[ProtectionKey, int] = defaultdict(int)
     for uid, allocation, parameters in plain:
         if file := PROTECTIONS.get(parameters.protect):
             protected[file, uid, allocation.request] += _whole_pages(allocation)
@@ -298,8 +298,8 @@ def _granted(parts: Sequence[_Part], hugepages: Mapping[Pages, int]) -> MemoryGr
     )
 
 
-def _hugepages(parts: Iterable[_Part]) -> dict[Pages, int]:
-    claimed: dict[Pages, int] = defaultdict(int)
+def _hugepages(parts: Iterable[_Part]) -> dict[HugepagesKey, int]:
+    claimed: dict[HugepagesKey, int] = defaultdict(int)
     for uid, allocation, _ in parts:
         if allocation.hugepages:
             claimed[allocation.page_bytes, uid, allocation.request] += allocation.size

@@ -57,7 +57,7 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
 
 
-def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
+def last_seen_elsewhere(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
     """Returns the containers that must not use a claim container's CPUs and were not on these CPUs when last observed.
 
     The result maps container ids to cgroups. With ``in_pod`` the result contains only containers in the same pod. In
@@ -118,8 +118,8 @@ def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
         exclusive &= own
     if exclusive or kind.excluded & own:
         return True
-    left = (kind.cpus or frozenset()) - own - state.pool.partitioned
-    return bool(state.pool.held) and not left
+    remaining = (kind.cpus or frozenset()) - own - state.pool.partitioned
+    return bool(state.pool.held) and not remaining
 
 
 def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
@@ -136,15 +136,17 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
     Hugepage limits must be left out of an update that does not change them: containerd appends each hugepage limit to
     its list instead of replacing the existing one.
     """
-    entitlement, memory, asked = tracked.entitlement, tracked.entitlement.memory, tracked.asked
+    entitlement, memory, requested = tracked.entitlement, tracked.entitlement.memory, tracked.requested_limits
     maximum = memory.maximum if memory is not None else None
-    lower = maximum is not None and (asked.memory is None or asked.memory > maximum)
+    lower = maximum is not None and (requested.memory is None or requested.memory > maximum)
     return Resources(
         cpus=format_cpu_list(_cpus(tracked, state)),
         mems=format_cpu_list(entitlement.mems),
-        cpu_quota=UNLIMITED if asked.cpu is not None and unthrottled(entitlement, tracked.runtime_limits.cpu) else None,
+        cpu_quota=UNLIMITED
+        if requested.cpu is not None and unthrottled(entitlement, tracked.runtime_limits.cpu)
+        else None,
         memory_limit=maximum if lower else None,
-        hugepage_limits=_hugepage_limits(memory.hugepages, asked) if huge and memory is not None else {},
+        hugepage_limits=_hugepage_limits(memory.hugepages, requested) if huge and memory is not None else {},
     )
 
 
@@ -153,22 +155,22 @@ def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
 
     They include the claim's offline CPUs, unlike the expected effective CPUs in plan.cpuset_of().
     """
-    if tracked.identity.own_pod:
+    if tracked.identity.in_own_pod:
         # No cpuset is set for the driver's own containers: they inherit their pod's cpuset, which apply.py writes.
         return frozenset()
     if own := tracked.entitlement.cpus:
-        return own | state.pool.beside(tracked.entitlement.near, tracked.excluded)
-    cpus = state.without_claim(tracked.excluded, own_pod=False)
+        return own | state.pool.additional(tracked.entitlement.near, tracked.excluded)
+    cpus = state.cpus_without_claim(tracked.excluded, in_own_pod=False)
     # If no CPU has to be excluded, the cpuset stays unset: the container may then also use CPUs that come online later.
     return frozenset() if state.pool.constant and cpus == state.host.online else cpus
 
 
-def _hugepage_limits(claimed: Mapping[int, int], asked: RuntimeLimits) -> dict[str, int]:
-    sizes = sorted({*asked.hugepages, *claimed})
-    return {oci_page_size(size): asked.hugepages.get(size, 0) + claimed.get(size, 0) for size in sizes}
+def _hugepage_limits(claimed: Mapping[int, int], requested: RuntimeLimits) -> dict[str, int]:
+    sizes = sorted({*requested.hugepages, *claimed})
+    return {oci_page_size(size): requested.hugepages.get(size, 0) + claimed.get(size, 0) for size in sizes}
 
 
-def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
+def sync_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
     """Returns the first MAX_SYNC_UPDATES updates from ``needed_updates``, and logs how many are left out."""
     updates = needed_updates(containers, state)
     if len(updates) > MAX_SYNC_UPDATES:
@@ -218,7 +220,7 @@ def _same_set(wanted: str, stored: str) -> bool:
     return parse_cpu_list(wanted) == parse_or_none(stored)
 
 
-def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejection | None:
+def check_possible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejection | None:
     """Returns a rejection if the container cannot run on this node in its current state, else None."""
     if tracked.entitlement.claims and not (tracked.identity.cgroup and tracked.identity.pod_cgroup):
         return Rejection(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}", cause=tracked.problem.code)
@@ -231,7 +233,7 @@ def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejec
         text = f"{setting} needs a cpuset partition, which this node cannot create: {why}; use another node or remove \
 the setting that needs the partition"
         return Rejection(Reason.UNSUPPORTED, text, cause=why.code)
-    if rejection := offline(tracked, state):
+    if rejection := check_online(tracked, state):
         return rejection
     if not entitlement.cpus and not state.pool.shared:
         text = "claims hold every CPU on the node and none is reserved; release a claim or set reservedCPUs"
@@ -246,10 +248,10 @@ the setting that needs the partition"
         text = f"binding: {memory.policy.mode} is a memory policy, which requires NRI 0.12; {name} does not support it \
 (containerd 2.3 does); use binding: strict or upgrade the runtime"
         return Rejection(Reason.UNSUPPORTED, text)
-    return _unknown_sibling(tracked, state)
+    return _check_siblings(tracked, state)
 
 
-def offline(tracked: Tracked, state: NodeState) -> Rejection | None:
+def check_online(tracked: Tracked, state: NodeState) -> Rejection | None:
     """Returns a rejection if the container has claimed CPUs and none of them is online, else None."""
     if not tracked.entitlement.cpus or tracked.entitlement.cpus & state.host.online:
         return None
@@ -259,7 +261,7 @@ def offline(tracked: Tracked, state: NodeState) -> Rejection | None:
     )
 
 
-def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
+def _check_siblings(tracked: Tracked, state: NodeState) -> Rejection | None:
     """Returns a rejection if a sibling could use up the memory that the container has claimed, else None.
 
     A pod's limits include the memory claims of all its containers. While the memory claims of a running sibling are
@@ -269,7 +271,9 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
     if not (tracked.entitlement.hugepages or tracked.protected):
         return None
     unknown = [
-        one for one in state.containers.of_pod(tracked.identity.pod.uid) if one.unknown_memory and one.id != tracked.id
+        one
+        for one in state.containers.of_pod(tracked.identity.pod.uid)
+        if one.has_unknown_memory_claims and one.id != tracked.id
     ]
     if not unknown:
         return None
@@ -280,7 +284,7 @@ the record from the API server, and the kubelet will retry; if that claim no lon
     return Rejection(Reason.NO_RECORD, text)
 
 
-def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
+def occupied_rejection(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     """Returns a rejection that names the containers that are still running on the claim's CPUs. ``occupants`` must not
     be empty.
 
@@ -297,16 +301,16 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     return Rejection(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet will retry")
 
 
-def not_applied(left: Sequence[Problem]) -> Rejection:
-    """Returns the rejection for a container whose plan could not be applied; ``left`` has the same meaning as in
+def not_applied_rejection(remaining: Sequence[Problem]) -> Rejection:
+    """Returns the rejection for a container whose plan could not be applied; ``remaining`` has the same meaning as in
     apply.Outcome.
     """
-    failure = joined(left)
+    failure = joined(remaining)
     text = f"its cgroup settings cannot be applied: {failure}; the kubelet will retry"
     return Rejection(Reason.KERNEL, text, cause=failure.code)
 
 
-def outside(tracked: Tracked) -> Rejection:
+def outside_rejection(tracked: Tracked) -> Rejection:
     """Returns the rejection for a claim container whose processes are not in its cgroup on the node."""
     handler, cgroup = tracked.identity.pod.runtime_handler, tracked.identity.cgroup
     named = f" (runtime handler {handler})" if handler else ""
@@ -317,7 +321,7 @@ that uses runc or crun"
     return Rejection(Reason.UNSUPPORTED, text)
 
 
-def unenforced(
+def check_enforced(
     tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
 ) -> Rejection | None:
     """Returns a rejection if no active instance has enforced the container's claims, else None. Called by a standby
@@ -333,7 +337,7 @@ def unenforced(
         # If there is an active instance, it rejects the container with the same message.
         return None if leader.fresh else tracked.rejection
     cpus, mems = tracked.entitlement.cpus & state.host.online, tracked.entitlement.mems
-    most = cpus | state.pool.beside(tracked.entitlement.near, tracked.excluded)
+    most = cpus | state.pool.additional(tracked.entitlement.near, tracked.excluded)
     # Offline CPUs are left out of the comparison. The answer to CreateContainer contains the claim's offline CPUs, so
     # that the container can use them once they are online again.
     shown = seen.cpus & state.host.online if seen is not None and seen.cpus is not None else None

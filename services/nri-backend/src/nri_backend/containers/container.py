@@ -17,9 +17,9 @@ from numa_contract.records import Owner
 from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.authorization import Evidence, Rejection, read_evidence
-from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
-from nri_backend.containers.lifecycle import ALIVE, OCCUPYING, OVER, TRANSITIONS, Event, Phase
-from nri_backend.limits.claimed import Limit, asked_limits, claimed_bytes, uncounted
+from nri_backend.claims.entitlement import NO_ENTITLEMENT, Entitlement, HeldClaim, PartitionKind, ProtectionKey
+from nri_backend.containers.lifecycle import ALIVE, NOT_ALIVE, OCCUPYING, TRANSITIONS, Event, Phase
+from nri_backend.limits.claimed import Limit, claimed_bytes, requested_hugepages, uncounted
 from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, cgroup_directory, parse_limits
 from nri_backend.nri.model import Container, Pod
 from nri_backend.problems import NO_PROBLEM, Problem
@@ -44,7 +44,7 @@ class Identity:
     """Reason why the cgroup cannot be derived."""
     evidence: Evidence = NO_EVIDENCE
     """The claims that are named in the container's environment."""
-    own_pod: bool = False
+    in_own_pod: bool = False
     """True for the driver's own containers."""
     user: Owner = field(init=False, repr=False, compare=False)
     """The container's identity as a user of claims: its pod's UID and its own name, which stay the same when the
@@ -103,15 +103,15 @@ class Tracked:
     runtime_limits: RuntimeLimits = NO_LIMITS
     """Limits as the runtime last sent them."""
     phase: Phase = Phase.CREATED
-    entitlement: Entitlement = NOTHING
+    entitlement: Entitlement = NO_ENTITLEMENT
     """Claims that the container holds, with the sum of their CPUs and memory."""
-    orphaned: tuple[ClaimUse, ...] = ()
+    orphaned_claims: tuple[ClaimUse, ...] = ()
     """Claims in the entitlement whose record is gone or no longer allows the container to use them."""
     rejection: Rejection | None = None
     """Rejection for the claims that the container names but may not use. While the container runs, its other claims are
     still enforced.
     """
-    enforced: tuple[Held, ...] = ()
+    enforced_claims: tuple[HeldClaim, ...] = ()
     """Claims that have been applied to the container's cgroup, as listed in its enforcement record."""
     fallback: Problem = NO_PROBLEM
     """Reason why the container's cgroup is not a partition even though the container holds CPUs; the shared pool
@@ -133,14 +133,14 @@ class Tracked:
         phase = TRANSITIONS[self.phase][event]
         return self if phase is self.phase else replace(self, phase=phase)
 
-    def seen(self, **changes: Any) -> "Tracked":
+    def with_observation(self, **changes: Any) -> "Tracked":
         """Returns a copy in which some values of the observation are replaced."""
         return replace(self, observed=replace(self.observed, **changes))
 
     def without_claims(self) -> "Tracked":
         """Returns a copy that names no claims. The copy has to be authorized again."""
-        without = replace(self, identity=replace(self.identity, evidence=NO_EVIDENCE), enforced=())
-        return without.seen(exclusive=frozenset())
+        without = replace(self, identity=replace(self.identity, evidence=NO_EVIDENCE), enforced_claims=())
+        return without.with_observation(exclusive=frozenset())
 
     def in_sandbox(self) -> "Tracked | None":
         """Returns a copy that uses the pod's cgroup, as a container in a sandbox does, or None if the container must
@@ -153,7 +153,7 @@ class Tracked:
         identity = self.identity
         name, uid = identity.pod_cgroup.rpartition("/")[2], identity.pod.uid
         of_pod = bool(uid) and (uid in name or uid.replace("-", "_") in name)
-        possible = of_pod and identity.evidence == NO_EVIDENCE and not (identity.own_pod or identity.sandboxed)
+        possible = of_pod and identity.evidence == NO_EVIDENCE and not (identity.in_own_pod or identity.sandboxed)
         return replace(self, identity=replace(identity, cgroup=identity.pod_cgroup)) if possible else None
 
     @property
@@ -164,28 +164,28 @@ class Tracked:
         return self.observed.failure or self.identity.cgroup_error
 
     @property
-    def rightful(self) -> tuple[Held, ...]:
+    def authorized_claims(self) -> tuple[HeldClaim, ...]:
         """Claims in the entitlement whose records allow the container to use them: all except the orphaned ones."""
-        lost = {(use.driver, use.uid) for use in self.orphaned}
+        lost = {(use.driver, use.uid) for use in self.orphaned_claims}
         return tuple(held for held in self.entitlement.claims if held.key not in lost)
 
     @property
-    def unsettled(self) -> bool:
+    def has_unknown_claims(self) -> bool:
         """True if the container runs with claims that have no record on this node, so the limits that these claims have
         set must stay in place.
         """
-        return self.phase in OCCUPYING and self.rejection is not None and bool(self.rejection.unknown)
+        return self.phase in OCCUPYING and self.rejection is not None and bool(self.rejection.unknown_claims)
 
     @property
-    def unknown_memory(self) -> bool:
+    def has_unknown_memory_claims(self) -> bool:
         """True if the container runs with memory claims that have no record on this node, so limits may be raised but
         not lowered.
         """
-        unknown = self.rejection.unknown if self.rejection is not None and self.unsettled else ()
+        unknown = self.rejection.unknown_claims if self.rejection is not None and self.has_unknown_claims else ()
         return any(use.driver == MEMORY_DRIVER for use in unknown)
 
     @property
-    def kept_cpus(self) -> frozenset[int]:
+    def exclusive_cpus(self) -> frozenset[int]:
         """CPUs that no other container may use: the CPUs of this container's claims, or the CPUs of its partition if
         there is no claim record.
 
@@ -193,7 +193,7 @@ class Tracked:
         CPUs of its partition.
         """
         exclusive = self.observed.exclusive
-        return self.entitlement.cpus | exclusive if self.unsettled else self.entitlement.cpus or exclusive
+        return self.entitlement.cpus | exclusive if self.has_unknown_claims else self.entitlement.cpus or exclusive
 
     @property
     def fallback_reason(self) -> Problem:
@@ -208,17 +208,17 @@ class Tracked:
         return "" if self.entitlement.partition else self.fallback
 
     @property
-    def protected(self) -> Mapping[Protected, int]:
+    def protected(self) -> Mapping[ProtectionKey, int]:
         """Protected bytes of memory, keyed by file, claim and request. Empty if the container is not alive."""
         memory = self.entitlement.memory if self.phase in ALIVE else None
         return memory.protected if memory is not None else {}
 
     @property
-    def asked(self) -> RuntimeLimits:
+    def requested_limits(self) -> RuntimeLimits:
         """Limits that the kubelet requested, without the claims' hugepages."""
         shown = self.runtime_limits.hugepages
         if self.runtime_limits.include_claims:
-            return replace(self.runtime_limits, hugepages=asked_limits(shown, claimed_bytes([self.entitlement])))
+            return replace(self.runtime_limits, hugepages=requested_hugepages(shown, claimed_bytes([self.entitlement])))
         counted = self.entitlement.counted.hugepages
         hugepages = {size: uncounted(limit, counted.get(size, 0)) for size, limit in shown.items()}
         return replace(self.runtime_limits, hugepages=hugepages) if counted else self.runtime_limits
@@ -226,11 +226,11 @@ class Tracked:
     @property
     def kind(self) -> str:
         """Category for a metric label: ``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``."""
-        if self.phase in OVER:
+        if self.phase in NOT_ALIVE:
             return "stopped"
-        if self.identity.own_pod:
+        if self.identity.in_own_pod:
             return "driver"
-        if self.orphaned:
+        if self.orphaned_claims:
             return "orphan"
         if self.rejection is not None:
             return "refused"
@@ -238,12 +238,12 @@ class Tracked:
 
 
 def tracked_as(
-    pod: Pod, container: Container, *, requested: bool = False, include_claims: bool = False, own_pod: bool = False
+    pod: Pod, container: Container, *, requested: bool = False, include_claims: bool = False, in_own_pod: bool = False
 ) -> Tracked:
     """Returns a container as the runtime describes it, before its claims are checked.
 
-    ``requested`` has the same meaning as in parse_limits(), and ``own_pod`` the same as in Identity. ``include_claims``
-    is True if the container's limits already include its claims' hugepages.
+    ``requested`` has the same meaning as in parse_limits(), and ``in_own_pod`` the same as in Identity.
+    ``include_claims`` is True if the container's limits already include its claims' hugepages.
     """
     cgroup, pod_cgroup, error = "", "", NO_PROBLEM
     try:
@@ -251,8 +251,8 @@ def tracked_as(
         pod_cgroup = cgroup_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
     except CgroupPathError as path_error:
         error = Problem(str(path_error), BackendCode.CGROUP_UNKNOWN)
-    evidence = NO_EVIDENCE if own_pod else read_evidence(container.env)
-    identity = Identity(container.id, container.name, pod, cgroup, pod_cgroup, error, evidence, own_pod)
+    evidence = NO_EVIDENCE if in_own_pod else read_evidence(container.env)
+    identity = Identity(container.id, container.name, pod, cgroup, pod_cgroup, error, evidence, in_own_pod)
     return Tracked(
         identity, replace(parse_limits(container.resources, requested=requested), include_claims=include_claims)
     )
@@ -263,6 +263,6 @@ def problem_of(tracked: Tracked) -> Problem:
     found = tracked.observed.failure or tracked.identity.cgroup_error
     if not found and tracked.rejection is not None:
         found = tracked.rejection.problem(running=tracked.phase in OCCUPYING)
-    if tracked.phase in OVER or not found:
+    if tracked.phase in NOT_ALIVE or not found:
         return NO_PROBLEM
     return Problem(f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {found}", found.code)

@@ -208,7 +208,7 @@ OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
 """Phases in which a process of the container may run on its CPUs: no claim container may start on these CPUs."""
 ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
 """Phases in which Reconciler.reap() asks the kernel whether the container still has a process."""
-OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
+NOT_ALIVE: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
 """Phases in which the container has no process, and will not get one without another event."""
-ALIVE: Final = frozenset(Phase) - OVER
+ALIVE: Final = frozenset(Phase) - NOT_ALIVE
 """Phases in which the container has, or may still get, a running process."""

@@ -8,11 +8,11 @@ while the state may change. It is therefore immutable and contains everything th
 A container's plan contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type, and the
 sizes of hugepages that it must not reserve. A container's limit has no effect while a cgroup above the container has a
 lower limit, so a container's claims also change the cgroups above it (``groups_above``). The plans of these cgroups are
-increases (``Raises``) relative to the kubelet's original limits (limits/claimed.py), which only the thread can read.
-The limits of a pod's cgroup are raised by the sum of its live containers' claims. Memory protection is raised in every
-cgroup above a container except the root, since each of these cgroups has to pass it on. While a running container's
-claims are unknown because their records are missing, the sums are too low. Increases with ``lower=False`` are then
-applied: limits are raised for known claims and never lowered.
+increases (``LimitIncreases``) relative to the kubelet's original limits (limits/claimed.py), which only the thread can
+read. The limits of a pod's cgroup are raised by the sum of its live containers' claims. Memory protection is raised in
+every cgroup above a container except the root, since each of these cgroups has to pass it on. While a running
+container's claims are unknown because their records are missing, the sums are too low. Increases with ``lower=False``
+are then applied: limits are raised for known claims and never lowered.
 
 Container starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits,
 ``misplaced`` compares every container's desired CPUs with the CPUs on which it was last seen.
@@ -34,14 +34,14 @@ from nri_backend.limits.claimed import (
     CPU_MAX,
     DesiredLimit,
     Limit,
-    Raise,
+    LimitIncrease,
     ancestors,
     claimed_bytes,
-    hugepage_raises,
+    hugepage_increases,
     limit_text,
     memory_limits,
     protections,
-    quota_raise,
+    quota_increase,
     unthrottled,
 )
 from nri_backend.node.model import CPUS, MEMS
@@ -56,10 +56,10 @@ class Desired:
 
     cpus: frozenset[int] = frozenset()
     """CPUs for ``cpuset.cpus``."""
-    shown: frozenset[int] = frozenset()
+    effective: frozenset[int] = frozenset()
     """Expected ``cpuset.cpus.effective`` after the write: ``cpus`` without offline CPUs."""
-    own: frozenset[int] = frozenset()
-    """Claimed CPUs in ``shown``. All of them must be effective, whereas some of the pool's CPUs may be missing."""
+    claimed: frozenset[int] = frozenset()
+    """Claimed CPUs in ``effective``. All of them must be effective, whereas some of the pool's CPUs may be missing."""
     shared: bool = False
     """True if the container uses the shared pool. The observed CPUs may then be fewer than desired, if the parent
     allows only some of the pool.
@@ -129,12 +129,12 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Raises:
+class LimitIncreases:
     """The increases to make to one cgroup's limits. A limit that was raised earlier and is not in ``files`` is reset to
     its original value.
     """
 
-    files: Mapping[str, Raise] = field(default_factory=dict)
+    files: Mapping[str, LimitIncrease] = field(default_factory=dict)
     """The increases, by file."""
     lower: bool = True
     """False while the claims of a container below the cgroup are unknown: limits are then raised but not lowered."""
@@ -149,7 +149,7 @@ class Plan:
     """Desired cpuset and limits, except hugepage limits: enforcement/apply.py adds these, since they depend on the
     kubelet's limits for the pod.
     """
-    groups: Mapping[str, Raises | None] = field(default_factory=dict)
+    groups: Mapping[str, LimitIncreases | None] = field(default_factory=dict)
     """Limit increases for the cgroups above the container's, keyed by path; they are applied first. None for a cgroup
     that no longer belongs to its pod.
     """
@@ -172,7 +172,7 @@ class Plan:
     partition, the cgroup becomes a member, and the pool excludes its CPUs. If the container has lost its claims, the
     cgroup becomes a member even if the partition is valid.
     """
-    beside: frozenset[str] = frozenset()
+    outside_sandbox: frozenset[str] = frozenset()
     """The cgroups of the pod's other containers; only set for a container that runs in its pod's sandbox."""
     online: frozenset[int] = frozenset()
     """Online CPUs; only set for the driver's own containers."""
@@ -184,24 +184,26 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     A running container whose claimed CPUs are all offline is a pool member: the kernel would otherwise let it run on
     all CPUs of its parent cgroup (cpuset, cgroup-v2.rst).
     """
-    host, pool, own, near = state.host, state.pool, tracked.kept_cpus, tracked.entitlement.near
-    mems, own_pod = tracked.entitlement.mems, tracked.identity.own_pod
+    host, pool, own, near = state.host, state.pool, tracked.exclusive_cpus, tracked.entitlement.near
+    mems, in_own_pod = tracked.entitlement.mems, tracked.identity.in_own_pod
     # If partitions are possible, other containers' partitions determine which part of the pool is effective.
     online = host.online if host.partitions else frozenset[int]()
     if shown := own & host.online:
-        if near and (beside := pool.beside(near, tracked.excluded)):
-            cpus = own | beside
-            return Desired(cpus, shown=cpus & host.online, own=shown, shared=True, online=online, mems=mems)
-        return Desired(cpus=own, shown=shown, mems=mems)
-    lazy = tracked.phase in MAY_RUN and not own_pod and state.lazy
-    return _pool_part(mems, state.without_claim(tracked.excluded, own_pod=own_pod), bool(pool.held), lazy, online)
+        if near and (additional := pool.additional(near, tracked.excluded)):
+            cpus = own | additional
+            return Desired(cpus, effective=cpus & host.online, claimed=shown, shared=True, online=online, mems=mems)
+        return Desired(cpus=own, effective=shown, mems=mems)
+    lazy = tracked.phase in MAY_RUN and not in_own_pod and state.lazy
+    return _pool_part(
+        mems, state.cpus_without_claim(tracked.excluded, in_own_pod=in_own_pod), bool(pool.held), lazy, online
+    )
 
 
 # The audit calls this for every container on the node at each tick, with the same arguments for nearly all pool
 # members.
 @lru_cache(maxsize=16)
 def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool, online: frozenset[int]) -> Desired:
-    return Desired(cpus=pool, shown=pool, shared=True, online=online, lazy=lazy, needs_cpuset=claims, mems=mems)
+    return Desired(cpus=pool, effective=pool, shared=True, online=online, lazy=lazy, needs_cpuset=claims, mems=mems)
 
 
 def misplaced(state: NodeState) -> list[Tracked]:
@@ -213,17 +215,19 @@ def misplaced(state: NodeState) -> list[Tracked]:
     found: list[Tracked] = []
     held = state.pool.held
     for kind, ids in state.containers.classes.items():
-        beside = state.pool.beside(kind.shared_near, kind.excluded)
-        wanted = kind.exclusive & state.host.online or state.without_claim(kind.excluded, own_pod=kind.own_pod)
-        wanted |= beside & state.host.online
+        additional = state.pool.additional(kind.shared_near, kind.excluded)
+        wanted = kind.exclusive & state.host.online or state.cpus_without_claim(
+            kind.excluded, in_own_pod=kind.in_own_pod
+        )
+        wanted |= additional & state.host.online
         # A container in the driver's pod is kept off claimed CPUs by the pod's cpuset. Its own cpuset may be narrower.
-        lazy = kind.own_pod or (state.lazy and not kind.exclusive)
+        lazy = kind.in_own_pod or (state.lazy and not kind.exclusive)
         # If partitions enforce all claims, only the siblings of a claim's container must leave the claim's CPUs. A
         # sibling that has not been seen yet may be on these CPUs, since it may have started before the claim's record
         # appeared.
         unseen = kind.cpus is None and (held or kind.excluded) and not kind.exclusive
         if unseen or (kind.cpus and not (kind.cpus <= wanted if lazy else kind.cpus == wanted)):
-            found += state.started(ids)
+            found += state.kept_in_sync(ids)
     return sorted(found, key=lambda one: held.isdisjoint((one.observed.cpus or held) - one.entitlement.cpus))
 
 
@@ -238,17 +242,17 @@ def _plan(
     state: NodeState,
     tracked: Tracked,
     desired: Desired,
-    groups: Mapping[str, Raises | None] = MappingProxyType({}),
+    groups: Mapping[str, LimitIncreases | None] = MappingProxyType({}),
     *,
     full: bool,
     again: bool = False,
 ) -> Plan:
     """Returns a container's plan, including the given cpuset and the given limit increases for the cgroups above it."""
     partition = state.partition_for(tracked, again=again)
-    if tracked.identity.own_pod:
+    if tracked.identity.in_own_pod:
         return Plan(tracked, desired, full=full, online=state.host.online)
     if tracked.identity.sandboxed:
-        return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
+        return Plan(tracked, desired, full=full, outside_sandbox=state.cgroups_outside_sandbox(tracked))
     # A partition is not released merely because all of its CPUs are offline: it is created again when one of them comes
     # online.
     superseded = tracked.identity.evidence == NO_EVIDENCE
@@ -276,8 +280,8 @@ def _plan(
 
 def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
     """Returns the plan of a container that is being started, with the limit increases for the cgroups above it."""
-    groups: Mapping[str, Raises | None] = {}
-    affected = tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod
+    groups: Mapping[str, LimitIncreases | None] = {}
+    affected = tracked.identity.evidence.claims or tracked.excluded or tracked.identity.in_own_pod
     if not affected and state.pool.constant:
         # The container's cpuset needs no verification before its process runs: the answer to CreateContainer contained
         # the cpuset, and no claim depends on it.
@@ -313,7 +317,7 @@ def needs_no_thread(tracked: Tracked) -> bool:
     cgroup is the pod's) or belongs to the driver's own pod.
     """
     identity = tracked.identity
-    special = identity.own_pod or identity.sandboxed or tracked.observed.partition
+    special = identity.in_own_pod or identity.sandboxed or tracked.observed.partition
     return not (identity.evidence.claims or tracked.entitlement.claims or special)
 
 
@@ -331,7 +335,7 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
     return pods | {path: None for path in others if path not in pods}
 
 
-def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
+def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, LimitIncreases | None]:
     """Returns the limit increases that the claims of all containers on the node require for the cgroups in ``groups``
     (as returned by groups_above()).
 
@@ -345,11 +349,11 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
         else [one for uid in groups.values() if uid for one in state.containers.of_pod(uid)]
     )
     passed_on = protections((tracked.identity.cgroup, tracked.protected) for tracked in whose)
-    known = not any(tracked.unknown_memory for tracked in whose)
+    known = not any(tracked.has_unknown_memory_claims for tracked in whose)
     return {
-        path: Raises(passed_on.get(path, {}), lower=known)
+        path: LimitIncreases(passed_on.get(path, {}), lower=known)
         if uid is None
-        else _pod_raises(state, path, uid, passed_on.get(path, {}))
+        else _pod_increases(state, path, uid, passed_on.get(path, {}))
         for path, uid in groups.items()
     }
 
@@ -358,7 +362,7 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     """Returns the sizes of hugepages that a container without a memory claim must not reserve."""
     if not state.config.hugepage_guard:
         return ()
-    if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
+    if any(other.has_unknown_claims for other in state.containers.of_pod(tracked.identity.pod.uid)):
         # A container whose claims are unknown may have a memory claim without a record on this node, and may have
         # reserved pages that it has not used yet. If its limit were lowered, its first access to such a page would kill
         # it (SIGBUS).
@@ -366,7 +370,9 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     return tuple(size for size in state.host.page_sizes if not tracked.runtime_limits.hugepages.get(size))
 
 
-def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, Raise]) -> Raises | None:
+def _pod_increases(
+    state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, LimitIncrease]
+) -> LimitIncreases | None:
     """Returns the limit increases that the claims of a pod's live containers require for the pod's cgroup."""
     members = state.containers.of_pod(pod_uid)
     # Since the cgroups were listed, the pod may have been removed, or the runtime may have reported a different cgroup
@@ -374,14 +380,14 @@ def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[st
     if all(tracked.identity.pod_cgroup != path for tracked in members):
         return None
     alive, counted = [tracked for tracked in members if tracked.phase in ALIVE], state.counted_of(pod_uid)
-    raises: dict[str, Raise] = {}
+    increases: dict[str, LimitIncrease] = {}
     if any(tracked.entitlement.memory is not None for tracked in alive):
         claimed = claimed_bytes(tracked.entitlement for tracked in alive)
-        raises |= hugepage_raises(claimed, state.host.page_sizes, counted.hugepages)
+        increases |= hugepage_increases(claimed, state.host.page_sizes, counted.hugepages)
     with_cpus = [(one.entitlement, one.runtime_limits.cpu) for one in alive if one.entitlement.cpus]
-    raises |= quota_raise(state.config.cpu_quota, [one for one in with_cpus if unthrottled(*one)], counted.cpus)
-    raises |= {file: replace(one, counted=counted.memory) for file, one in passed_on.items()}
-    return Raises(raises, lower=not any(tracked.unsettled for tracked in alive))
+    increases |= quota_increase(state.config.cpu_quota, [one for one in with_cpus if unthrottled(*one)], counted.cpus)
+    increases |= {file: replace(one, counted=counted.memory) for file, one in passed_on.items()}
+    return LimitIncreases(increases, lower=not any(tracked.has_unknown_claims for tracked in alive))
 
 
 def differences(desired: Desired, observed: Observed) -> list[Difference]:
@@ -405,20 +411,20 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
     """Returns a list with the difference in CPUs, or an empty list if there is none."""
     seen = observed.cpus
     exact = not desired.exact or observed.configured == desired.cpus
-    if not desired.cpus or (seen == desired.shown and exact):
+    if not desired.cpus or (seen == desired.effective and exact):
         return []
     wanted = format_cpu_list(desired.cpus)
     if seen is None:
         return [Difference("cpus", CPUS, wanted, "absent", absent=True)] if desired.needs_cpuset else []
-    if desired.lazy and (kept := seen & desired.shown):
+    if desired.lazy and (kept := seen & desired.effective):
         if kept == seen:
             return []
         wanted = format_cpu_list(kept)
     # The file is correct, but the parent allows only part of the pool, or a CPU has just gone offline. There is nothing
     # to repair.
-    narrowed = desired.shared and seen and desired.own <= seen <= desired.shown
+    narrowed = desired.shared and seen and desired.claimed <= seen <= desired.effective
     if narrowed and observed.configured == desired.cpus:
         return []
-    shown = observed.configured if seen == desired.shown and observed.configured is not None else seen
+    shown = observed.configured if seen == desired.effective and observed.configured is not None else seen
     effective = "" if desired.online or shown is not seen else " (effective)"
     return [Difference("cpus", CPUS, wanted, f"{format_cpu_list(shown)}{effective}")]

@@ -37,12 +37,12 @@ from numa_contract.names import CPU_DRIVER, ClaimKey
 from numa_contract.records import Owner
 
 from nri_backend.claims.authorization import Claims
-from nri_backend.claims.entitlement import NOT_COUNTED, Counted, Held, PartitionKind
+from nri_backend.claims.entitlement import NOT_COUNTED, CountedAmounts, HeldClaim, PartitionKind
 from nri_backend.containers.container import Tracked
 from nri_backend.node.model import Host
 from nri_backend.problems import Problem
 
-Weight = tuple[frozenset[int], PartitionKind]
+ExclusiveUse = tuple[frozenset[int], PartitionKind]
 """Exclusive CPUs of a container that may be running, and the partition type of its cgroup."""
 
 
@@ -60,7 +60,7 @@ class NodeClaims(Claims):
         """For each CPU claim that the shared pool enforces even though a partition could: the reason why."""
         self.cpus_by_pod: Mapping[str, frozenset[int]] = {}
         """For each pod UID, the CPUs of the claims that are reserved for the pod."""
-        self.counted_by_pod: Mapping[str, Mapping[ClaimKey, Counted]] = {}
+        self.counted_by_pod: Mapping[str, Mapping[ClaimKey, CountedAmounts]] = {}
         """For each pod UID, the amounts that the kubelet adds to the pod's limits for each of its claims."""
 
     def replace_files(self, files: Mapping[ClaimKey, ClaimFile]) -> tuple[set[ClaimKey], set[str]]:
@@ -88,7 +88,7 @@ class NodeClaims(Claims):
     def note_users(self, tracked: Tracked) -> None:
         """Records a container as the first user of each of its claims that has no owner."""
         user = tracked.identity.user
-        for held in tracked.rightful:
+        for held in tracked.authorized_claims:
             first = self.first_users.get(held.key)
             if first is not None and (first is user or first == user):
                 continue
@@ -131,10 +131,10 @@ def _cpus_by_pod(files: Iterable[ClaimFile]) -> dict[str, frozenset[int]]:
     return claimed
 
 
-def _counted_by_pod(claims: Iterable[Held | str]) -> dict[str, dict[ClaimKey, Counted]]:
-    counted: dict[str, dict[ClaimKey, Counted]] = {}
+def _counted_by_pod(claims: Iterable[HeldClaim | str]) -> dict[str, dict[ClaimKey, CountedAmounts]]:
+    counted: dict[str, dict[ClaimKey, CountedAmounts]] = {}
     for held in claims:
-        if isinstance(held, Held) and held.share.counted is not NOT_COUNTED:
+        if isinstance(held, HeldClaim) and held.share.counted is not NOT_COUNTED:
             for pod_uid in held.share.pods:
                 counted.setdefault(pod_uid, {})[held.key] = held.share.counted
     return counted
@@ -185,7 +185,7 @@ class Pool:
     """CPUs of all claims, whether held or not. A partition may remove them from other containers at any time."""
 
     @property
-    def left(self) -> frozenset[int]:
+    def effective(self) -> frozenset[int]:
         """CPUs on which containers without a claim currently run: the reserved CPUs if partitions have taken all
         others.
         """
@@ -196,30 +196,30 @@ class Pool:
         """True if claims do not affect the cpusets of containers without a claim."""
         return self.by_kernel and not self.held
 
-    def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
+    def cpus_without_claim(self, excluded: frozenset[int], *, in_own_pod: bool) -> frozenset[int]:
         """Returns the CPUs for a container without a claim: the shared pool, or for the driver's own containers the
         reserved CPUs, if there are any.
 
-        The CPUs in ``apart`` are excluded, unless no CPU would remain. While any CPU is held, a container must not be
-        left with nothing but claimed CPUs: partitions may take all of them, and the kernel then lets the container run
-        on its parent cgroup's CPUs, which include held CPUs (docs/adr/0013-partitions.md). Such a container uses the
-        reserved CPUs instead. If there are none, the set is empty, and no container without a claim can start.
+        The CPUs in ``excluded`` are left out, unless no CPU would remain. While any CPU is held, a container must not
+        be left with nothing but claimed CPUs: partitions may take all of them, and the kernel then lets the container
+        run on its parent cgroup's CPUs, which include held CPUs (docs/adr/0013-partitions.md). Such a container uses
+        the reserved CPUs instead. If there are none, the set is empty, and no container without a claim can start.
         """
-        cpus = self.reserved if own_pod and self.reserved else self.shared
-        remaining = cpus - apart
+        cpus = self.reserved if in_own_pod and self.reserved else self.shared
+        remaining = cpus - excluded
         if not self.held:
-            return remaining or self.reserved - apart or cpus
+            return remaining or self.reserved - excluded or cpus
         if remaining - self.claimed:
             return remaining
-        return self.reserved - apart or self.reserved
+        return self.reserved - excluded or self.reserved
 
-    def beside(self, near: frozenset[int], apart: frozenset[int]) -> frozenset[int]:
+    def additional(self, near: frozenset[int], excluded: frozenset[int]) -> frozenset[int]:
         """Returns the pool's CPUs that a container uses in addition to its own: those in ``near``.
 
         If no unclaimed CPU of ``near`` is in the pool, the container uses the whole pool. Returns an empty set if
-        ``near`` is empty. The CPUs in ``apart`` are always excluded.
+        ``near`` is empty. The CPUs in ``excluded`` are always left out.
         """
-        cpus = self.without_claim(apart, own_pod=False) - apart if near else frozenset[int]()
+        cpus = self.cpus_without_claim(excluded, in_own_pod=False) - excluded if near else frozenset[int]()
         return cpus & near if cpus & near - self.claimed else cpus
 
 
@@ -227,25 +227,25 @@ def divide(
     config: Config,
     host: Host,
     claims: ClaimedCpus,
-    weights: Iterable[Weight],
+    exclusive_uses: Iterable[ExclusiveUse],
     fallbacks: Collection[ClaimKey] = (),
 ) -> Pool:
     """Divides the node's CPUs between claims and the shared pool.
 
-    ``weights`` contains the weight of each container with exclusive CPUs. ``fallbacks`` contains the claims that the
-    pool enforces even though a partition could.
+    ``exclusive_uses`` contains the CPUs and the partition type of each container with exclusive CPUs. ``fallbacks``
+    contains the claims that the pool enforces even though a partition could.
     """
     # This is called whenever a container with a partition starts, so it must not loop over the claim files.
     by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"
-    weights = list(weights)
-    partitioned = frozenset().union(*(cpus for cpus, partition in weights if partition))
+    exclusive_uses = list(exclusive_uses)
+    partitioned = frozenset().union(*(cpus for cpus, partition in exclusive_uses if partition))
     if by_kernel:
         fallen_back = (claims.by_claim[key] for key in fallbacks if key in claims.by_claim)
-        members = (cpus for cpus, partition in weights if not partition)
+        members = (cpus for cpus, partition in exclusive_uses if not partition)
         held = claims.unpartitionable.union(*fallen_back, *members)
     else:
-        held = claims.all.union(*(cpus for cpus, _ in weights))
+        held = claims.all.union(*(cpus for cpus, _ in exclusive_uses))
     reserved, unreserved = (host.online & config.reserved_cpus) - held, host.online - config.reserved_cpus - held
     claimed = claims.all | held | partitioned
     pool = Pool(unreserved, reserved, held, partitioned, by_kernel, claimed)
-    return replace(pool, shared=pool.without_claim(frozenset(), own_pod=False))
+    return replace(pool, shared=pool.cpus_without_claim(frozenset(), in_own_pod=False))

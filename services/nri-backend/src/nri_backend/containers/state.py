@@ -24,17 +24,17 @@ from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
 from nri_backend.claims.authorization import authorize
-from nri_backend.claims.entitlement import NOT_COUNTED, Counted, PartitionKind, total_counted
+from nri_backend.claims.entitlement import NOT_COUNTED, CountedAmounts, PartitionKind, total_counted
 from nri_backend.containers.container import NO_EVIDENCE, Tracked, problem_of
 from nri_backend.containers.lifecycle import ALIVE, ENDED, MAY_RUN, OCCUPYING, PENDING, Event, Phase
-from nri_backend.containers.pool import NodeClaims, Pool, Weight, divide
+from nri_backend.containers.pool import ExclusiveUse, NodeClaims, Pool, divide
 from nri_backend.node.model import Host
 from nri_backend.problems import NO_PROBLEM, Problem
 
 _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
 """Maximum number of rejected attempts that are stored; the kubelet retries each container within seconds or minutes."""
-MAX_TOUCHED: Final = 4096
+MAX_LOGGED_CHANGES: Final = 4096
 """Maximum number of container changes to store: about as many as two pool changes cause on a full node."""
 
 
@@ -45,7 +45,7 @@ class CpusetClass(NamedTuple):
     """CPUs on which the containers were last seen; None if they have not been seen yet."""
     exclusive: frozenset[int]
     """CPUs exclusive to these containers; empty for members of the shared pool."""
-    own_pod: bool
+    in_own_pod: bool
     """True for the driver's own containers."""
     excluded: frozenset[int]
     """CPUs of other claims in the containers' pod, which these containers must not use."""
@@ -63,9 +63,8 @@ class ContainerIndex:
         """Ids of the containers that occupy CPUs, each with its cgroup, by class."""
         self.without_cgroup: set[str] = set()
         """Ids of the containers in ``classes`` whose cgroup is unknown or is that of their pod."""
-        self.weights: dict[str, Weight] = {}
-        """The weights from which divide() computes the pool, by container id. Only containers with exclusive CPUs have
-        one.
+        self.exclusive_uses: dict[str, ExclusiveUse] = {}
+        """The exclusive CPUs and partition types from which divide() computes the pool, by container id.
         """
         self.by_id: dict[str, Tracked] = {}
         self.with_problem: set[str] = set()
@@ -90,7 +89,7 @@ class ContainerIndex:
         container_id, pod_uid = tracked.identity.id, tracked.identity.pod.uid
         before = self.by_id.get(container_id)
         if before is not None:
-            self._leave(before, stays_in=pod_uid)
+            self._unindex(before, stays_in=pod_uid)
         self.by_id[container_id] = tracked
         self._by_pod.setdefault(pod_uid, {})[container_id] = tracked
         if problem_of(tracked):
@@ -102,17 +101,17 @@ class ContainerIndex:
             self.classes.setdefault(class_of(tracked), {})[container_id] = cgroup
             if not cgroup or tracked.identity.sandboxed:
                 self.without_cgroup.add(container_id)
-            if (own := weight(tracked)) is not None:
-                self.weights[container_id] = own
+            if (own := exclusive_use(tracked)) is not None:
+                self.exclusive_uses[container_id] = own
 
     def remove(self, container_id: str) -> Tracked | None:
         """Removes a container; returns it, or None if it was not tracked."""
         before = self.by_id.pop(container_id, None)
         if before is not None:
-            self._leave(before)
+            self._unindex(before)
         return before
 
-    def _leave(self, before: Tracked, stays_in: str | None = None) -> None:
+    def _unindex(self, before: Tracked, stays_in: str | None = None) -> None:
         container_id, pod_uid = before.identity.id, before.identity.pod.uid
         self.with_problem.discard(container_id)
         self.with_pins.discard(container_id)
@@ -122,7 +121,7 @@ class ContainerIndex:
             self.without_cgroup.discard(container_id)
             if not ids:
                 del self.classes[key]
-            self.weights.pop(container_id, None)
+            self.exclusive_uses.pop(container_id, None)
         if pod_uid != stays_in:
             pod = self._by_pod[pod_uid]
             del pod[container_id]
@@ -141,7 +140,7 @@ class ChangeLog:
         self.end_idle: Callable[[], object] | None = None
         """Function to call after each change while the audit's ticks are IDLE_SECONDS apart, otherwise None."""
         self._changed = changed
-        self._ids = deque[str](maxlen=MAX_TOUCHED)
+        self._ids = deque[str](maxlen=MAX_LOGGED_CHANGES)
         """Ids of the containers and attempts affected by the latest changes, oldest first."""
 
     def report(self, *ids: str) -> None:
@@ -177,7 +176,7 @@ class NodeState:
         repeated.
         """
         self.change_log = ChangeLog(changed)
-        self.told = False
+        self.containers_listed = False
         """True once the runtime has listed its containers; before that, the containers are unknown."""
         self.rejected: dict[Owner, Tracked] = {}
         """The latest rejected attempt of each container, oldest first."""
@@ -201,7 +200,7 @@ class NodeState:
         """Current claim files."""
         return self.claims.files
 
-    def started(self, ids: Iterable[str]) -> list[Tracked]:
+    def kept_in_sync(self, ids: Iterable[str]) -> list[Tracked]:
         """Returns the containers among ``ids`` whose cgroups are kept in sync.
 
         These include exited containers: their remaining processes must not run on other claims' CPUs. Exited containers
@@ -213,7 +212,7 @@ class NodeState:
 
     def is_partition(self, tracked: Tracked) -> bool:
         """Returns True if the container is a partition. The kernel ends a partition when all of its CPUs go offline."""
-        return bool(tracked.observed.partition and tracked.kept_cpus & self.host.online)
+        return bool(tracked.observed.partition and tracked.exclusive_cpus & self.host.online)
 
     def put(self, tracked: Tracked) -> None:
         """Inserts or replaces a container."""
@@ -221,7 +220,7 @@ class NodeState:
         attempt, before = self.rejected.get(identity.user), self.containers.get(container_id)
         if attempt is None and not self._replacing and before == tracked:
             return
-        weight_before = self.containers.weights.get(container_id)
+        use_before = self.containers.exclusive_uses.get(container_id)
         self.containers.put(tracked)
         self.changes += 1
         self.change_log.report(container_id)
@@ -236,27 +235,27 @@ class NodeState:
                 self.claims.note_users(tracked)
             if (tracked.fallback or tracked.observed.partition) and self.claims.note_fallback(tracked):
                 self._recompute()
-        if (weight_now := self.containers.weights.get(container_id)) != weight_before:
+        if (use_now := self.containers.exclusive_uses.get(container_id)) != use_before:
             # A claim's CPUs are held as soon as its file appears. So a container that begins to use them changes the
             # pool only if it is a partition, or if the claim's file is gone.
-            if weight_before is not None or weight_now is None or weight_now[1] or not weight_now[0] <= self.pool.held:
+            if use_before is not None or use_now is None or use_now[1] or not use_now[0] <= self.pool.held:
                 self._recompute()
             self._exclude_in_pod(tracked)
         if before is not None and before.phase in ALIVE and not alive:
-            self._ended(before)
+            self._handle_exit(before)
 
     def drop(self, container_id: str) -> Tracked | None:
         """Forgets a container; returns it, or None if it was not tracked."""
-        weighs = container_id in self.containers.weights
+        had_use = container_id in self.containers.exclusive_uses
         before = self.containers.remove(container_id)
         if before is not None:
             self.changes += 1
             self.change_log.report(container_id)
-            if weighs:
+            if had_use:
                 self._recompute()
                 self._exclude_in_pod(before)
             if before.phase in ALIVE:
-                self._ended(before)
+                self._handle_exit(before)
         return before
 
     def reject(self, tracked: Tracked) -> None:
@@ -295,12 +294,12 @@ class NodeState:
         self.change_log.report(*before, *(one.id for one in self.rejected.values()))
         self.containers = ContainerIndex()
         self.rejected.clear()
-        self.told = True
+        self.containers_listed = True
         for container in (*lingering, *containers):
             known = before.get(container.id, container)
             pins = container.runtime_limits.kubelet_pins | known.runtime_limits.kubelet_pins
             tracked = replace(container, runtime_limits=replace(container.runtime_limits, kubelet_pins=pins))
-            self.containers.put(tracked.seen(memory_kills=known.observed.memory_kills))
+            self.containers.put(tracked.with_observation(memory_kills=known.observed.memory_kills))
         self._replacing = True
         try:
             # The owner of a claim depends on which containers are alive, so all of them must be inserted first.
@@ -310,11 +309,11 @@ class NodeState:
             self._replacing = False
             self._recompute()
 
-    def forget_views(self) -> None:
+    def forget_observed_cpus(self) -> None:
         """Forgets the observed CPUs and nodes of running containers, since the observations may be out of date."""
         for tracked in self:
             if tracked.phase in MAY_RUN:
-                self.put(tracked.seen(cpus=None, mems=None))
+                self.put(tracked.with_observation(cpus=None, mems=None))
 
     def set_host(self, host: Host) -> None:
         """Sets the current state of the machine."""
@@ -341,25 +340,29 @@ class NodeState:
         # Containers are processed in insertion order: if two of them name the same claim, the first one gets it.
         for tracked in self:
             identity = tracked.identity
-            concerned = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
-            if tracked.phase in ALIVE and concerned and (now := self.authorized(tracked)) != tracked:
+            affected = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
+            if tracked.phase in ALIVE and affected and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
 
     def authorized(self, tracked: Tracked) -> Tracked:
         """Returns the container with its entitlement, rejection and excluded CPUs according to the current records."""
-        enforced = (tracked.entitlement.claims or tracked.enforced) if tracked.phase in OCCUPYING else ()
+        enforced = (tracked.entitlement.claims or tracked.enforced_claims) if tracked.phase in OCCUPYING else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
         entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self.claims, enforced)
         fallback = next((fallbacks[held.key] for held in entitlement.claims if held.key in fallbacks), NO_PROBLEM)
-        now = replace(tracked, entitlement=entitlement, orphaned=orphaned, rejection=rejection, fallback=fallback)
-        if now.unknown_memory:
+        now = replace(
+            tracked, entitlement=entitlement, orphaned_claims=orphaned, rejection=rejection, fallback=fallback
+        )
+        if now.has_unknown_memory_claims:
             now = replace(now, entitlement=entitlement.unbounded())
         return replace(now, excluded=self._excluded_for(now))
 
     def _excluded_for(self, tracked: Tracked) -> frozenset[int]:
-        weights, pod_uid = self.containers.weights, tracked.identity.pod.uid
+        exclusive_uses, pod_uid = self.containers.exclusive_uses, tracked.identity.pod.uid
         siblings = [
-            weights[one.id][0] for one in self.containers.of_pod(pod_uid) if one.id in weights and one.id != tracked.id
+            exclusive_uses[one.id][0]
+            for one in self.containers.of_pod(pod_uid)
+            if one.id in exclusive_uses and one.id != tracked.id
         ]
         claimed = self.claims.cpus_by_pod.get(pod_uid, frozenset[int]())
         return claimed.union(*siblings) - tracked.entitlement.cpus - tracked.observed.exclusive
@@ -370,7 +373,7 @@ class NodeState:
             if other.id != tracked.id and (excluded := self._excluded_for(other)) != other.excluded:
                 self.put(replace(other, excluded=excluded))
 
-    def _ended(self, before: Tracked) -> None:
+    def _handle_exit(self, before: Tracked) -> None:
         """Revisits the decisions that depended on a container being alive, now that the container has exited."""
         # If the container has not run, an attempt to start it may merely have failed: its CPUs stay held for the next
         # attempt.
@@ -397,20 +400,20 @@ class NodeState:
         self.changes += 1
         self.change_log.report()
         if not self._replacing:
-            before, weights = self.pool.shared, self.containers.weights.values()
-            self.pool = divide(self.config, self.host, self.claims.cpus, weights, self.claims.fallbacks)
+            before, exclusive_uses = self.pool.shared, self.containers.exclusive_uses.values()
+            self.pool = divide(self.config, self.host, self.claims.cpus, exclusive_uses, self.claims.fallbacks)
             if before != self.pool.shared:
                 pool = {"before": format_cpu_list(before), "pool": format_cpu_list(self.pool.shared)}
                 _log.info("shared pool changed", extra=pool)
                 self.pool_changed()
 
-    def without_claim(self, excluded: frozenset[int], *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs for a container without a claim, as Pool.without_claim() does.
+    def cpus_without_claim(self, excluded: frozenset[int], *, in_own_pod: bool) -> frozenset[int]:
+        """Returns the CPUs for a container without a claim, as Pool.cpus_without_claim() does.
 
         ``excluded`` only applies in partition mode, where an overlap with a sibling's partition would end that
         partition.
         """
-        return self.pool.without_claim(excluded if self.pool.by_kernel else frozenset(), own_pod=own_pod)
+        return self.pool.cpus_without_claim(excluded if self.pool.by_kernel else frozenset(), in_own_pod=in_own_pod)
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
@@ -453,7 +456,7 @@ class NodeState:
         kind = tracked.entitlement.partition
         return kind == "isolated" or (bool(kind) and self.config.cpu_exclusivity == "partition")
 
-    def counted_of(self, pod_uid: str) -> Counted:
+    def counted_of(self, pod_uid: str) -> CountedAmounts:
         """Returns the amounts that the kubelet has added to a pod's limits for the pod's claims, including claims that
         no container uses.
         """
@@ -463,14 +466,14 @@ class NodeState:
         counted = {**self.claims.counted_by_pod.get(pod_uid, {}), **counted}
         return total_counted(counted.values()) if counted else NOT_COUNTED
 
-    def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
+    def cgroups_outside_sandbox(self, tracked: Tracked) -> frozenset[str]:
         """Returns the cgroups of containers in the same pod that do not run in the pod's sandbox."""
         members = [one.identity for one in self.containers.of_pod(tracked.identity.pod.uid)]
         return frozenset(one.cgroup for one in members if not one.sandboxed)
 
 
-def weight(tracked: Tracked) -> Weight | None:
-    """Returns the container's weight: the exclusive CPUs and the partition type that divide() takes into account.
+def exclusive_use(tracked: Tracked) -> ExclusiveUse | None:
+    """Returns the exclusive CPUs and the partition type that divide() takes into account for the container.
     Returns None if it has no exclusive CPUs.
     """
     if tracked.phase not in OCCUPYING:
@@ -482,4 +485,6 @@ def weight(tracked: Tracked) -> Weight | None:
 def class_of(tracked: Tracked) -> CpusetClass:
     """Returns a container's cpuset class."""
     observed, entitlement = tracked.observed, tracked.entitlement
-    return CpusetClass(observed.cpus, tracked.kept_cpus, tracked.identity.own_pod, tracked.excluded, entitlement.near)
+    return CpusetClass(
+        observed.cpus, tracked.exclusive_cpus, tracked.identity.in_own_pod, tracked.excluded, entitlement.near
+    )

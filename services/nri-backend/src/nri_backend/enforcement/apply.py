@@ -33,9 +33,9 @@ from nri_backend.containers.plan import (
     NOTHING_DESIRED,
     Desired,
     Difference,
+    LimitIncreases,
     Observed,
     Plan,
-    Raises,
     cpu_differences,
     differences,
 )
@@ -46,7 +46,7 @@ from nri_backend.limits.claimed import (
     guard_limits,
     hugepage_files,
     hugepage_limits,
-    own_limit,
+    original_limit,
     raised_limits,
     uncounted,
     with_reservation,
@@ -77,7 +77,7 @@ class Outcome:
     """What was last read from the container's cgroup; None if the cgroup does not exist."""
     repaired: list[Difference] = field(default_factory=list)
     """Differences that were written successfully."""
-    left: list[Problem] = field(default_factory=list)
+    remaining: list[Problem] = field(default_factory=list)
     """Problems that remain. Each message names the file and either its desired and observed values or the kernel's
     error.
     """
@@ -114,10 +114,10 @@ def observe(
         configured = tree.read_set(path, CPUS)
         # If none of the configured CPUs is online, the kernel lets the container run on the parent cgroup's CPUs.
         cpus = None if configured is None else configured & desired.online or desired.online
-        if desired.own and cpus == desired.shown:
+        if desired.claimed and cpus == desired.effective:
             # The file is correct, but the kernel may have given some of the container's CPUs to a partition.
             effective = tree.read_set(path, EFFECTIVE) or frozenset()
-            cpus = cpus if desired.own <= effective else effective
+            cpus = cpus if desired.claimed <= effective else effective
     elif desired.cpus:
         cpus = tree.read_set(path, EFFECTIVE)
         if desired.exact or (cpus is not None and cpu_differences(desired, Observed(cpus))):
@@ -156,81 +156,81 @@ def apply_at_start(
     partition. ``record`` is called if no problem remains. Expected errors are returned in the outcome rather than
     raised.
     """
-    done, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
+    outcome, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
     if entitlement.claims:
         try:
-            done.outside = not (path and tree.populated(path))
+            outcome.outside = not (path and tree.populated(path))
         except CgroupAccessError:
             # It is unknown whether a process is in the cgroup. apply() will run into the same error and report it.
-            done.outside = False
-    if not done.outside and (others.paths or others.sandboxes):
-        done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(plan.partition))
-    if done.outside or done.occupants:
-        return done
+            outcome.outside = False
+    if not outcome.outside and (others.paths or others.sandboxes):
+        outcome.occupants = occupants(tree, others, entitlement.cpus, partition=bool(plan.partition))
+    if outcome.outside or outcome.occupants:
+        return outcome
     for sibling in before:
         apply(tree, notes, sibling)
-    outcome = apply(tree, notes, plan)
-    if outcome.observed is not None and not (outcome.left or outcome.fallback):
+    applied = apply(tree, notes, plan)
+    if applied.observed is not None and not (applied.remaining or applied.fallback):
         record()
-    return outcome
+    return applied
 
 
 def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
     """Applies a container's plan as apply() does, and records the contents of the files. Never raises."""
     recording = tree.recording()
     try:
-        done = apply(recording, notes, plan)
+        outcome = apply(recording, notes, plan)
     except Exception as error:  # noqa: BLE001  a fault of one container must not stop the enforcement of all others
-        return Outcome(plan.tracked.id, Observed(), left=[_unforeseen(error, plan.tracked.problem)])
+        return Outcome(plan.tracked.id, Observed(), remaining=[_unexpected(error, plan.tracked.problem)])
     # Files are read again after a repair, so the recorded contents match the observation. The contents are not stored
     # for a container in a sandbox, since each audit determines the sandbox's cgroups again.
-    if done.observed is not None and not (done.left or plan.tracked.identity.sandboxed):
-        done.seen = recording.seen
-    return done
+    if outcome.observed is not None and not (outcome.remaining or plan.tracked.identity.sandboxed):
+        outcome.seen = recording.seen
+    return outcome
 
 
 def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
     """Applies a container's plan, beginning with the cgroups above the container. Raises neither CgroupGoneError nor
     CgroupAccessError.
     """
-    done, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
+    outcome, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
     if not path:
-        done.left.append(Problem("the runtime reports no cgroup for it", BackendCode.CGROUP_UNKNOWN))
-        return done
+        outcome.remaining.append(Problem("the runtime reports no cgroup for it", BackendCode.CGROUP_UNKNOWN))
+        return outcome
     try:
-        if plan.tracked.identity.own_pod:
-            _apply_own_pod(tree, plan, done)
-            return done
+        if plan.tracked.identity.in_own_pod:
+            _apply_own_pod(tree, plan, outcome)
+            return outcome
         if plan.tracked.identity.sandboxed:
-            _apply_sandbox(tree, plan, done)
-            return done
+            _apply_sandbox(tree, plan, outcome)
+            return outcome
         if plan.tracked.identity.pod.runtime_handler and not plan.tracked.observed.cpus and not tree.populated(path):
             # gVisor creates a cgroup for each container, but runs the processes in the sandbox's cgroup.
             raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
-        original = _raise_above(tree, notes, plan, done)
+        original = _raise_above(tree, notes, plan, outcome)
         hugepages, known = _hugepage_limits(tree, notes, plan, original)
         desired = replace(plan.desired, files={**plan.desired.files, **hugepages}) if hugepages else plan.desired
-        look = partial(observe, tree, path, desired, full=plan.full)
+        read = partial(observe, tree, path, desired, full=plan.full)
         # For a full plan, the cgroup is always read, since its limits have to be compared.
         seen = None if plan.full else _last_seen(plan)
-        done.observed = _repair(tree, path, desired, seen or look(known=known), done, look)
+        outcome.observed = _repair(tree, path, desired, seen or read(known=known), outcome, read)
         if plan.desired is not NOTHING_DESIRED:
-            _apply_leaf(tree, path, desired, done, full=plan.full)
+            _apply_leaf(tree, path, desired, outcome, full=plan.full)
         if plan.partition or plan.releases:
-            _apply_partition(tree, plan, done)
+            _apply_partition(tree, plan, outcome)
     except CgroupGoneError as error:
         # If the cgroup tree is not mounted, a missing cgroup does not mean that the container has exited.
-        done.observed = None if tree.is_mounted() else Observed()
-        done.left.append(Problem(str(error), BackendCode.CGROUP_UNKNOWN))
+        outcome.observed = None if tree.is_mounted() else Observed()
+        outcome.remaining.append(Problem(str(error), BackendCode.CGROUP_UNKNOWN))
     except CgroupAccessError as error:
-        done.observed = Observed()
-        done.left.append(error.problem)
-    if plan.guarded and done.observed is not None and done.observed.limits:
+        outcome.observed = Observed()
+        outcome.remaining.append(error.problem)
+    if plan.guarded and outcome.observed is not None and outcome.observed.limits:
         # The limits that keep a container from reserving hugepages (guard_limits()) do not belong to a claim. They are
         # dropped here, since they would otherwise appear in every container's report.
-        shown = {file: limit for file, limit in done.observed.limits.items() if file in plan.desired.files}
-        done.observed = replace(done.observed, limits=shown)
-    return done
+        shown = {file: limit for file, limit in outcome.observed.limits.items() if file in plan.desired.files}
+        outcome.observed = replace(outcome.observed, limits=shown)
+    return outcome
 
 
 def _last_seen(plan: Plan) -> Observed | None:
@@ -241,26 +241,26 @@ def _last_seen(plan: Plan) -> Observed | None:
     since it may already contain them.
     """
     seen, desired = plan.tracked.observed, plan.desired
-    leaves = seen.cpus and desired.cpus and not seen.cpus <= desired.shown
+    leaves = seen.cpus and desired.cpus and not seen.cpus <= desired.effective
     if not leaves or plan.partition or desired.online or (desired.mems and seen.mems != desired.mems):
         return None
     return Observed(seen.cpus, seen.mems)
 
 
-def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
+def _apply_partition(tree: CgroupTree, plan: Plan, outcome: Outcome) -> None:
     """Makes the container's cgroup a partition, or a member if its partition is invalid and must not be restored.
     Raises CgroupGoneError.
     """
     path = plan.tracked.identity.cgroup
     if plan.partition:
-        done.fallback = make_partition(tree, path, plan.partition, plan.desired.cpus)
-        done.partition = "" if done.fallback else plan.partition
+        outcome.fallback = make_partition(tree, path, plan.partition, plan.desired.cpus)
+        outcome.partition = "" if outcome.fallback else plan.partition
     elif plan.releases:
         valid = plan.tracked.identity.evidence == NO_EVIDENCE
-        done.released = release_partition(tree, path, valid=valid)
+        outcome.released = release_partition(tree, path, valid=valid)
 
 
-def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
+def _apply_own_pod(tree: CgroupTree, plan: Plan, outcome: Outcome) -> None:
     """Keeps a container in the driver's pod off claimed CPUs by writing to the pod's cgroup.
 
     The backend cannot write to its own container's cgroup. systemd mounts cgroup2 with ``nsdelegate``, the runtime
@@ -280,7 +280,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
         try:
             tree.write(tracked.identity.pod_cgroup, CPUS, repair.desired)
             if not tree.observes:
-                done.repaired.append(repair)
+                outcome.repaired.append(repair)
                 allowed = wanted
         except CgroupAccessError as error:
             failure = error.problem
@@ -289,26 +289,26 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
         # The effective set does not contain the CPUs of partitions, but grows when a partition ends. So the configured
         # set is added.
         cpus |= (allowed or frozenset()) & plan.online or plan.online
-    done.observed = Observed(cpus)
+    outcome.observed = Observed(cpus)
     if wanted and plan.desired.needs_cpuset and not tree.observes and not (cpus and cpus <= wanted):
         text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} but must run on {format_cpu_list(wanted)}"
-        done.left.append(failure or Problem(text, BackendCode.SETTINGS_NOT_APPLIED))
+        outcome.remaining.append(failure or Problem(text, BackendCode.SETTINGS_NOT_APPLIED))
 
 
-def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
+def _apply_sandbox(tree: CgroupTree, plan: Plan, outcome: Outcome) -> None:
     """Keeps a pod's virtual machine or sandbox in the shared pool.
 
     Raises CgroupGoneError if the sandbox has no process, or CgroupAccessError if a file cannot be read.
     """
-    if not (paths := sandbox_cgroups(tree, plan.tracked.identity.cgroup, plan.beside)):
+    if not (paths := sandbox_cgroups(tree, plan.tracked.identity.cgroup, plan.outside_sandbox)):
         raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{plan.tracked.identity.cgroup}")
     desired, seen = replace(plan.desired, files={}), []
     for path in paths:
-        look = partial(observe, tree, path, desired, full=False)
+        read = partial(observe, tree, path, desired, full=False)
         with contextlib.suppress(CgroupGoneError):
-            seen.append(_repair(tree, path, desired, look(), done, look).cpus)
+            seen.append(_repair(tree, path, desired, read(), outcome, read).cpus)
     # If one cgroup's CPUs are unknown, the whole sandbox's CPUs are unknown.
-    done.observed = Observed(None if None in seen else frozenset().union(*filter(None, seen)))
+    outcome.observed = Observed(None if None in seen else frozenset().union(*filter(None, seen)))
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
@@ -323,23 +323,23 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
     return replace(tracked, observed=observed, fallback=outcome.fallback)
 
 
-def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None) -> Outcome:
+def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, increases: LimitIncreases | None) -> Outcome:
     """Applies the limit increases to one cgroup above containers, and records its files' contents. Never raises."""
-    done, recording = Outcome(path), tree.recording()
+    outcome, recording = Outcome(path), tree.recording()
     try:
-        _raise_limits(recording, notes, path, raises, done)
-        if not done.repaired and not done.left:
-            done.seen = recording.seen
+        _raise_limits(recording, notes, path, increases, outcome)
+        if not outcome.repaired and not outcome.remaining:
+            outcome.seen = recording.seen
     except CgroupGoneError:
         notes.forget(path)
     except CgroupAccessError as error:
-        done.left.append(error.problem)
+        outcome.remaining.append(error.problem)
     except Exception as error:  # noqa: BLE001  as in audit()
-        done.left.append(Problem(f"{tree.root}/{path}: {_unforeseen(error)}", BackendCode.INTERNAL_ERROR))
-    return done
+        outcome.remaining.append(Problem(f"{tree.root}/{path}: {_unexpected(error)}", BackendCode.INTERNAL_ERROR))
+    return outcome
 
 
-def _unforeseen(error: Exception, known: str = "") -> Problem:
+def _unexpected(error: Exception, known: str = "") -> Problem:
     """Returns a problem that describes an unexpected error. Logs the error with its traceback, unless ``known``, the
     problem reported so far, already contains the same message.
     """
@@ -358,16 +358,19 @@ def _hugepage_limits(
     """
     if not plan.full:
         return {}, _NONE_KNOWN
-    pod_own, asked = partial(_pod_own, tree, notes, plan, original), plan.tracked.asked.hugepages
+    pod_limits, requested = (
+        partial(_original_pod_limits, tree, notes, plan, original),
+        plan.tracked.requested_limits.hugepages,
+    )
     if plan.claimed is not None:
-        limits = hugepage_limits(plan.claimed, asked, pod_own())
-        if plan.tracked.unknown_memory:
+        limits = hugepage_limits(plan.claimed, requested, pod_limits())
+        if plan.tracked.has_unknown_memory_claims:
             return {file: replace(wanted, rule="at least") for file, wanted in limits.items()}, _NONE_KNOWN
         return limits, _present_limits(plan, limits)
     files = [hugepage_files(size)[1] for size in plan.guarded]
     # For a container without a memory claim, an audit reads only these reservation limits.
     reservable = _present_limits(plan, files) or tree.read_limits(plan.tracked.identity.cgroup, files)
-    return guard_limits(plan.guarded, reservable, pod_own, supplied=bool(asked)), reservable
+    return guard_limits(plan.guarded, reservable, pod_limits, supplied=bool(requested)), reservable
 
 
 def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:
@@ -379,7 +382,7 @@ def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:
     return dict.fromkeys(files) if plan.tracked.phase is Phase.STARTING else _NONE_KNOWN
 
 
-def _pod_own(
+def _original_pod_limits(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> dict[int, Limit]:
     """Returns the pod's original hugepage limits by page size in bytes, without the amounts that the kubelet has added
@@ -393,7 +396,7 @@ def _pod_own(
         # An increase never creates or lowers a limit, so a missing limit or a limit of 0 is the original one.
         if any(original.values()):
             noted = notes.load(path)
-            original = {file: own_limit(limit, noted.get(file)) for file, limit in original.items()}
+            original = {file: original_limit(limit, noted.get(file)) for file, limit in original.items()}
     counted = plan.counted
     own = {size: original[file] for file, size in sizes.items() if file in original}
     return {size: limit and uncounted(limit, counted.get(size, 0)) for size, limit in own.items()}
@@ -404,12 +407,12 @@ def _repair(
     path: str,
     desired: Desired,
     observed: Observed,
-    done: Outcome,
-    look: Callable[[], Observed] | None = None,
+    outcome: Outcome,
+    read: Callable[[], Observed] | None = None,
 ) -> Observed:
     """Writes the files that differ, and reads them again. Returns the last reading.
 
-    ``observed`` is the first reading. ``look`` reads the whole cgroup; it is not needed if only limits are desired.
+    ``observed`` is the first reading. ``read`` reads the whole cgroup; it is not needed if only limits are desired.
     Raises CgroupGoneError, or CgroupAccessError if a file cannot be read.
     """
     found = differences(desired, observed)
@@ -425,24 +428,24 @@ def _repair(
         except CgroupAccessError as error:
             failed[one.file] = error.problem
     if tree.observes:
-        done.left += failed.values()
+        outcome.remaining += failed.values()
         return observed
     written = [one.file for one in found]
-    if look is not None and not desired.files.keys() >= set(written):
-        observed = look()
+    if read is not None and not desired.files.keys() >= set(written):
+        observed = read()
     else:
         kept = {file: limit for file, limit in (observed.limits or {}).items() if file not in written}
         observed = replace(observed, limits=kept | tree.read_limits(path, written))
-    still = {one.file: one for one in differences(desired, observed)}
-    done.repaired += [one for one in found if one.file not in still | failed]
-    done.left += [
+    remaining = {one.file: one for one in differences(desired, observed)}
+    outcome.repaired += [one for one in found if one.file not in remaining | failed]
+    outcome.remaining += [
         failed.get(file) or Problem(f"{tree.root}/{path}/{one}", BackendCode.SETTINGS_NOT_APPLIED)
-        for file, one in still.items()
+        for file, one in remaining.items()
     ]
     return observed
 
 
-def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *, full: bool) -> None:
+def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, outcome: Outcome, *, full: bool) -> None:
     """Applies the desired values to the sub-cgroup that crun may have created in a container's cgroup.
 
     The sub-cgroup cannot have more CPUs than its parent or exceed the parent's limits, so the observation of the parent
@@ -454,27 +457,27 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
         found = observe(tree, leaf, desired, full=full)
         files = {file: wanted for file, wanted in desired.files.items() if file in (found.limits or {})}
         mems = desired.mems if found.mems is not None else frozenset[int]()
-        there = replace(desired, needs_cpuset=False, exact=False, mems=mems, files=files)
-        _repair(tree, leaf, there, found, done, partial(observe, tree, leaf, there, full=full))
+        leaf_desired = replace(desired, needs_cpuset=False, exact=False, mems=mems, files=files)
+        _repair(tree, leaf, leaf_desired, found, outcome, partial(observe, tree, leaf, leaf_desired, full=full))
     except CgroupGoneError:
         return
     except CgroupAccessError as error:
-        done.left.append(error.problem)
+        outcome.remaining.append(error.problem)
 
 
-def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outcome) -> Mapping[str, Limit] | None:
+def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, outcome: Outcome) -> Mapping[str, Limit] | None:
     """Applies the limit increases to the cgroups above a container. Returns the original limits of its pod, or None if
     they are unknown.
 
     Raises CgroupGoneError or CgroupAccessError.
     """
     original: Mapping[str, Limit] | None = None
-    for group, raises in plan.groups.items():
+    for group, increases in plan.groups.items():
         try:
-            found = _raise_limits(tree, notes, group, raises, done)
+            found = _raise_limits(tree, notes, group, increases, outcome)
         except CgroupGoneError:
             # A cgroup that is gone has no limit, so this is only an error if a claim needs the file.
-            if raises is not None and any(raised.needed for raised in raises.files.values()):
+            if increases is not None and any(raised.needed for raised in increases.files.values()):
                 raise
             continue
         if group == plan.tracked.identity.pod_cgroup:
@@ -483,7 +486,7 @@ def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outc
 
 
 def _raise_limits(
-    tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome
+    tree: CgroupTree, notes: OriginalLimits, path: str, increases: LimitIncreases | None, outcome: Outcome
 ) -> Mapping[str, Limit]:
     """Applies the limit increases to one cgroup, and stores its original limits. Returns the original limits of the
     files that were read.
@@ -491,18 +494,18 @@ def _raise_limits(
     Raises CgroupGoneError or CgroupAccessError.
     """
     noted = notes.load(path)
-    if raises is None or not (noted or raises.files):
+    if increases is None or not (noted or increases.files):
         return _NONE_KNOWN
-    files = tuple(name for file in {**raises.files, **noted} for name in with_reservation(file))
+    files = tuple(name for file in {**increases.files, **noted} for name in with_reservation(file))
     present = tree.read_limits(path, files)
-    wanted, ahead, after = raised_limits(present, noted, raises.files, lower=raises.lower)
+    wanted, ahead, after = raised_limits(present, noted, increases.files, lower=increases.lower)
     if ahead != noted:
         notes.store(path, ahead)
     # If the stored original limits or written values change, the claims or the kubelet's limits have changed, so this
     # write is not a repair.
-    current = done if after == noted else Outcome(done.id, left=done.left)
+    current = outcome if after == noted else Outcome(outcome.id, remaining=outcome.remaining)
     desired = Desired(files=wanted)
     limits = _repair(tree, path, desired, Observed(limits=present), current).limits or {}
     if after != ahead and all(one.met_by(limits.get(file, 0)) for file, one in wanted.items()):
         notes.store(path, after)
-    return {file: own_limit(limit, noted.get(file)) for file, limit in present.items()}
+    return {file: original_limit(limit, noted.get(file)) for file, limit in present.items()}

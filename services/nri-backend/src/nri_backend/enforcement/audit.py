@@ -21,12 +21,13 @@ A round consists of these steps, in this order:
 
 A standby omits steps 2 to 5. How much ``audit`` compares varies from tick to tick. Every tick compares the CPUs and
 nodes of the containers that a claim depends on and whose files can change without an event. A *full* audit also
-compares limits and the cgroups above containers; one is due at the tick after a repair. An *everyone* audit, which is
-due every ALL_SECONDS and when CPUs go offline or online, is a full audit of all running containers that also retries
-partitions that the kernel has refused. An audit skips containers whose plan has not changed and whose files have not
-changed since they were last read. It reads all of them only once every READ_SECONDS, and when ``request_audit`` was
-called, for example because the runtime has listed its containers; ``request_audit`` also makes an everyone audit due.
-Claim files and enforcement records are compared every RECORDS_SECONDS.
+compares limits and the cgroups above containers; one is due at the tick after a repair. An audit of *all
+containers*, which is due every ALL_CONTAINERS_SECONDS and when CPUs go offline or online, is a full audit of all
+running containers that also retries partitions that the kernel has refused. An audit skips containers whose plan has
+not changed and whose files have not changed since they were last read. It reads all of them only once every
+REREAD_SECONDS, and when ``request_audit`` was called, for example because the runtime has listed its containers;
+``request_audit`` also makes an audit of all containers due. Claim files and enforcement records are compared every
+RECORDS_SECONDS.
 
 The lists of containers that a round needs are recomputed only after a state change (AuditScope): on a quiet node, a
 tick does little more than compare files.
@@ -48,13 +49,13 @@ from numa_node.claim_directory import DirectoryReader, DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
 
 from nri_backend.budgets import (
-    ALL_SECONDS,
+    ALL_CONTAINERS_SECONDS,
     EVENTS_SECONDS,
     IDLE_SECONDS,
-    KILLS_SECONDS,
-    READ_SECONDS,
+    KILL_COUNT_SECONDS,
     RECORDS_SECONDS,
-    SETTLE_SECONDS,
+    REREAD_SECONDS,
+    TIMESTAMP_STEP_SECONDS,
 )
 from nri_backend.containers.audit_scope import AuditScope
 from nri_backend.containers.container import Tracked
@@ -72,20 +73,22 @@ from nri_backend.problems import NO_PROBLEM, Problem, joined
 
 # Number of plans that the event loop computes for one job: about as many as the job can apply in the time allotted to
 # it. A move writes to each cgroup, while an audit usually writes to none.
-MOVES: Final = 24
-LOOKS: Final = 64
+MOVES_PER_JOB: Final = 24
+AUDITS_PER_JOB: Final = 64
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Due:
-    """The parts of a round that are due. ``reading`` implies ``everyone``, which implies ``full`` and ``records``."""
+    """The parts of a round that are due. ``reread`` implies ``all_containers``, which implies ``full`` and
+    ``records``.
+    """
 
     tick: bool
     records: bool
     full: bool
-    everyone: bool
-    reading: bool
+    all_containers: bool
+    reread: bool
     """True if the files of all containers are read rather than only compared with the last reading."""
 
 
@@ -103,9 +106,9 @@ class Schedule:
     tick: float = 0.0
     records: float = 0.0
     full: float = math.inf
-    """0 if a full audit was requested, otherwise infinity. An audit is always full when ``everyone`` is due."""
-    everyone: float = 0.0
-    reading: float = 0.0
+    """0 if a full audit was requested, otherwise infinity. An audit is always full when ``all_containers`` is due."""
+    all_containers: float = 0.0
+    reread: float = 0.0
     kills: float = 0.0
     claim_files: bool = False
     """True if claim files may have changed."""
@@ -126,16 +129,18 @@ class Schedule:
         Ticks fall on multiples of TICK_SECONDS, so the process wakes up for all of its timers together. Other parts are
         due at the tick nearest to their scheduled time.
         """
-        everyone = now >= self.everyone
-        full = everyone or now >= self.full
-        due = Due(now >= self.tick, full or now >= self.records, full, everyone, everyone and now >= self.reading)
+        all_containers = now >= self.all_containers
+        full = all_containers or now >= self.full
+        due = Due(
+            now >= self.tick, full or now >= self.records, full, all_containers, all_containers and now >= self.reread
+        )
         if due.tick:
             nearest = now - TICK_SECONDS / 2
             self.tick = now + TICK_SECONDS - now % TICK_SECONDS
             self.records = nearest + RECORDS_SECONDS if due.records else self.records
             self.full = math.inf if full else self.full
-            self.everyone = nearest + ALL_SECONDS if everyone else self.everyone
-            self.reading = nearest + READ_SECONDS if due.reading else self.reading
+            self.all_containers = nearest + ALL_CONTAINERS_SECONDS if all_containers else self.all_containers
+            self.reread = nearest + REREAD_SECONDS if due.reread else self.reread
         return due
 
     def set_idle(self, now: float, *, idle: bool) -> bool:
@@ -170,7 +175,7 @@ class GroupAuditor:
         self._reconciler.forget_raised()
         groups = groups_above(self._state)
         self.problems = {path: problem for path, problem in self.problems.items() if path in groups}
-        await self._apply(groups, await self._reconciler.group_detector.unsettled(list(groups)))
+        await self._apply(groups, await self._reconciler.group_detector.find_changed(list(groups)))
 
     async def audit_above(self, pods: Mapping[str, str]) -> None:
         """Audits the cgroups of the given pods, and the cgroups above them, if their plan has changed. ``pods`` has the
@@ -186,17 +191,17 @@ class GroupAuditor:
     async def _apply(self, groups: Mapping[str, str | None], plan: Sequence[str]) -> None:
         """Audits the cgroups in ``plan``. ``groups`` is as returned by groups_above()."""
         while plan:
-            batch = {path: groups[path] for path in plan[:LOOKS]}
-            outcomes = await self._reconciler.apply_groups(batch, self._store)
+            batch = {path: groups[path] for path in plan[:AUDITS_PER_JOB]}
+            outcomes = await self._reconciler.audit_groups(batch, self._store)
             self._store(outcomes)
-            done = {outcome.id for outcome in outcomes} | {*self._reconciler.stuck}
+            done = {outcome.id for outcome in outcomes} | {*self._reconciler.hung}
             plan = [path for path in plan if path not in done]
 
     def _store(self, outcomes: Sequence[Outcome]) -> None:
         """Stores the cgroups' problems, and counts the repairs."""
         self._count_repairs(outcomes)
         for outcome in outcomes:
-            before, problem = self.problems.pop(outcome.id, NO_PROBLEM), joined(outcome.left)
+            before, problem = self.problems.pop(outcome.id, NO_PROBLEM), joined(outcome.remaining)
             if problem:
                 self.problems[outcome.id] = problem
                 if problem != before:
@@ -224,7 +229,7 @@ class Auditor:
         self._deps = deps
         self._next = Schedule(online=state.host.online)
         self._scope = AuditScope(state)
-        self._ends = CgroupWatch(
+        self._exit_watch = CgroupWatch(
             deps.tree.root, "cgroup.events", lambda content: b"populated 1" in content, EVENTS_SECONDS
         )
         self._groups = GroupAuditor(state, reconciler, self._count_repairs)
@@ -252,14 +257,14 @@ class Auditor:
         """Sets the function that is called when the audit switches to the idle interval or back."""
         self._next.idle_changed = idle_changed
 
-    def request_look(self) -> None:
+    def request_claim_read(self) -> None:
         """Requests an immediate round that reads the claim files, since these may have changed."""
         self._next.claim_files = True
         self._reconciler.signals.audit.set()
 
     def request_audit(self) -> None:
         """Requests an immediate full audit of all containers, since the observations may be out of date."""
-        self._next.tick = self._next.full = self._next.everyone = self._next.reading = 0.0
+        self._next.tick = self._next.full = self._next.all_containers = self._next.reread = 0.0
         self._reconciler.signals.audit.set()
 
     def request_full(self) -> None:
@@ -292,7 +297,7 @@ class Auditor:
         still have a process, a container has not been observed yet, or there is a problem that the audit may be able to
         resolve.
         """
-        if self._state.files or self._claim_files.view.detached or self._reconciler.stuck or any(self.problems):
+        if self._state.files or self._claim_files.view.detached or self._reconciler.hung or any(self.problems):
             return False
         if self._next.full <= self._deps.clock():
             return False  # a repair has requested another full audit
@@ -304,32 +309,32 @@ class Auditor:
         Raises DirectoryReplacedError if the mounted CDI directory was replaced, since only a new container can mount
         the new directory. It does so at the first tick after the replacement was detected and reported as a problem.
         """
-        news = self._reconciler.signals.audit
+        wake_up = self._reconciler.signals.audit
         self.partitions.listen()
-        self._kills.listen(news.set)
-        self._ends.listen(lambda _: news.set())
+        self._kills.listen(wake_up.set)
+        self._exit_watch.listen(lambda _: wake_up.set())
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(self._next.tick - self._deps.clock(), 0)):
-                        await news.wait()
-                news.clear()
+                        await wake_up.wait()
+                wake_up.clear()
                 await self._guarded(self._round())
         finally:
-            for watch in (self.partitions, self._kills, self._ends):
+            for watch in (self.partitions, self._kills, self._exit_watch):
                 watch.close()
 
     async def first_audit(self) -> None:
-        """Audits everything when this instance becomes active. An unforeseen exception is reported as a problem."""
+        """Audits everything when this instance becomes active. An unexpected exception is reported as a problem."""
 
-        async def look_at_all() -> bool:
-            await self.audit(full=True, everyone=True)
+        async def audit_everything() -> bool:
+            await self.audit(full=True, all_containers=True)
             return True
 
-        await self._guarded(look_at_all())
+        await self._guarded(audit_everything())
 
     async def _guarded(self, work: Awaitable[bool]) -> None:
-        """Awaits a round or an audit. After an unforeseen exception, a full audit is due at the next tick.
+        """Awaits a round or an audit. After an unexpected exception, a full audit is due at the next tick.
 
         The exception does not terminate the process: as long as the cause exists, the process would exit again after
         each restart, and would answer no hooks. The exception is reported as a problem until a round has audited
@@ -346,7 +351,7 @@ class Auditor:
             self._failure = Problem(text, BackendCode.INTERNAL_ERROR)
             self._next.full = 0.0
             # Audits of all containers are not repeated at each tick, since they also retry refused partitions.
-            self._next.everyone = min(self._next.everyone, self._deps.clock() + RECORDS_SECONDS)
+            self._next.all_containers = min(self._next.all_containers, self._deps.clock() + RECORDS_SECONDS)
         else:
             self._failure = NO_PROBLEM if complete else self._failure
 
@@ -357,7 +362,7 @@ class Auditor:
             if self._claim_files.view.detached:
                 raise DirectoryReplacedError
             if await self._read_machine():
-                due.records = due.full = due.everyone = True
+                due.records = due.full = due.all_containers = True
         # A round that a hook has requested does not read the claim files: the hook has just read them, and reading them
         # again would only delay the next hook.
         if due.tick or self._next.claim_files:
@@ -368,26 +373,26 @@ class Auditor:
             if not self._claim_files.stamp_is_reliable:
                 # The directory was modified so recently that another change could leave it with the same timestamp.
                 # It is read again soon, so that the next hook need not read it.
-                asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
+                asyncio.get_running_loop().call_later(TIMESTAMP_STEP_SECONDS, self.request_claim_read)
         if self._reconciler.signals.active:
-            await self._look(self.partitions.pop_containers_to_audit(), full=False, final=True)
-            await self.partitions.release_ended(every=due.everyone)
+            await self._audit_batches(self.partitions.pop_containers_to_audit(), full=False, final=True)
+            await self.partitions.release_ended(every=due.all_containers)
             await self.move()
             if due.tick:
-                await self.partitions.settle(always=due.everyone)
+                await self.partitions.reduce_exclusive(always=due.all_containers)
                 pods, self._next.pods = self._next.pods, {}
-                await self.audit(full=due.full, everyone=due.everyone, reading=due.reading)
+                await self.audit(full=due.full, all_containers=due.all_containers, reread=due.reread)
                 if not due.full:
                     await self._audit_limits_of(pods)
                 if due.records and not due.full:
-                    await self._keep_records(everyone=False)
-            self.partitions.follow()
-            await self._kills.look_at_changed()
+                    await self._update_records(all_containers=False)
+            self.partitions.watch_all()
+            await self._kills.count_changed()
         await self._reap(vanished=due.tick)
-        self._watch_ends()
+        self._watch_exited()
         if due.tick:
             self._set_idle(idle=self._may_be_idle() and self._state.changes == changes)
-        return due.tick and due.everyone
+        return due.tick and due.all_containers
 
     async def _read_machine(self) -> bool:
         """Reads the machine's current state. Returns True if the online CPUs have changed since the last tick.
@@ -410,45 +415,49 @@ class Auditor:
             # The list is recomputed only after a pool change: computing it takes as long as moving the
             # containers of one job.
             while left and (state.pool, state.host) == (pool, host):
-                plan = left[:MOVES]
-                done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))
+                plan = left[:MOVES_PER_JOB]
+                done |= self._store_outcomes(
+                    plan, await self._reconciler.audit_containers(plan, partial(self._store_outcomes, ()), full=False)
+                )
                 left = [i for i in left if i not in done]
         if done:
-            self._deps.observer.moved(len(done), time.monotonic() - started)
+            self._deps.telemetry.count_move(len(done), time.monotonic() - started)
 
-    async def audit(self, *, full: bool, everyone: bool = False, reading: bool = False) -> None:
+    async def audit(self, *, full: bool, all_containers: bool = False, reread: bool = False) -> None:
         """Compares the cgroups of running containers with their plans, and repairs any differences.
 
         Exited containers are treated like running ones while they may still have a process, unless they are partitions.
-        With ``full`` the audit includes limits. With ``everyone`` it includes containers that no claim depends on, and
-        with ``reading`` even those whose files have not changed since they were last read.
+        With ``full`` the audit includes limits. With ``all_containers`` it includes containers that no claim depends
+        on, and with ``reread`` even those whose files have not changed since they were last read.
         """
         if full:
             await self._groups.audit_all()
         if full or self._deps.clock() >= self._next.kills:
-            self._next.kills = self._deps.clock() + KILLS_SECONDS - TICK_SECONDS / 2
-            await self._kills.look_at_all(thorough=everyone)
-        plan = self._scope.running.value if everyone else self._scope.dependent[full].value
-        if not reading:
-            changed = await self._reconciler.detectors[full].unsettled(plan)
-            refused = self._scope.refused.value if everyone else []
+            self._next.kills = self._deps.clock() + KILL_COUNT_SECONDS - TICK_SECONDS / 2
+            await self._kills.count_all(thorough=all_containers)
+        plan = self._scope.running.value if all_containers else self._scope.dependent[full].value
+        if not reread:
+            changed = await self._reconciler.detectors[full].find_changed(plan)
+            refused = self._scope.refused.value if all_containers else []
             plan = [*changed, *(i for i in refused if i not in changed)]
-        await self._look(plan, full=full, again=everyone)
-        await self._reconciler.recorder.keep_pins()
+        await self._audit_batches(plan, full=full, again=all_containers)
+        await self._reconciler.recorder.store_pins()
         if full:
-            await self._keep_records(everyone=everyone)
-        self._deps.observer.counters["audits"] += 1
-        self._reconciler.signals.progressed()
+            await self._update_records(all_containers=all_containers)
+        self._deps.telemetry.counters["audits"] += 1
+        self._reconciler.signals.notify_progress()
 
-    async def _keep_records(self, *, everyone: bool) -> None:
+    async def _update_records(self, *, all_containers: bool) -> None:
         """Writes enforcement records that have changed, and removes those of containers that are not tracked."""
         recorder = self._reconciler.recorder
         await recorder.record(self._state, every=True)
-        due = everyone or recorder.has_written
-        if due and self._state.told and self._deps.leadership().fresh:
-            await recorder.forget_others()
+        due = all_containers or recorder.has_written
+        if due and self._state.containers_listed and self._deps.leadership().fresh:
+            await recorder.remove_untracked()
 
-    async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
+    async def _audit_batches(
+        self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False
+    ) -> None:
         """Audits the containers in ``plan`` and stores the outcomes; the outcome of a hung job is stored when the job
         ends.
 
@@ -457,22 +466,24 @@ class Auditor:
         before the partition in ``plan``, so if the kernel still refuses the partition, the pool enforces the claim.
         """
         while plan:
-            late = partial(self._store, (), final=final)
-            outcomes = await self._reconciler.apply_some(plan[:LOOKS], late, full=full, again=again)
-            done = self._store(plan[:LOOKS], outcomes, final=final)
+            late = partial(self._process_outcomes, (), final=final)
+            outcomes = await self._reconciler.audit_containers(plan[:AUDITS_PER_JOB], late, full=full, again=again)
+            done = self._process_outcomes(plan[:AUDITS_PER_JOB], outcomes, final=final)
             if final:
-                self.partitions.mark_hanging(self._state.started(self._reconciler.stuck & set(plan[:LOOKS])))
+                self.partitions.mark_hung(self._state.kept_in_sync(self._reconciler.hung & set(plan[:AUDITS_PER_JOB])))
             plan = [container_id for container_id in plan if container_id not in done]
 
-    def _store(self, batch: Sequence[str], outcomes: Sequence[Outcome], *, final: bool) -> set[str]:
-        """Stores outcomes as _taken() does, counts the repairs, and marks partitions that turned out to be invalid."""
+    def _process_outcomes(self, batch: Sequence[str], outcomes: Sequence[Outcome], *, final: bool) -> set[str]:
+        """Stores outcomes as _store_outcomes() does, counts the repairs, and marks partitions that turned out to be
+        invalid.
+        """
         self._count_repairs(outcomes)
         for outcome in outcomes if not final else ():
             tracked = self._state.containers.get(outcome.id)
             if outcome.fallback and tracked is not None and tracked.observed.partition:
                 self.partitions.mark_invalid(tracked)
                 outcome.fallback = NO_PROBLEM
-        return self._taken(batch, outcomes)
+        return self._store_outcomes(batch, outcomes)
 
     async def _audit_limits_of(self, pods: Mapping[str, str]) -> None:
         """Applies the limits of pods in which a container with a claim has exited, and of the cgroups above them."""
@@ -480,28 +491,28 @@ class Auditor:
             return
         await self._groups.audit_above(pods)
         ids = [one.id for uid in pods for one in self._state.containers.of_pod(uid)]
-        await self._look(self._reconciler.detectors[True].outdated(ids), full=True)
+        await self._audit_batches(self._reconciler.detectors[True].outdated(ids), full=True)
 
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in (one for one in outcomes if one.repaired):
             tracked = self._state.containers.get(outcome.id)
             names = tracked.identity.names if tracked is not None else {"cgroup": outcome.id}
             for one in outcome.repaired:
-                self._deps.observer.repaired(one.kind, {**names, "change": str(one)})
+                self._deps.telemetry.count_repair(one.kind, {**names, "change": str(one)})
                 self.request_full()
 
-    def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
+    def _store_outcomes(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
         """Stores outcomes in the state. Returns the ids of the containers that this audit is done with.
 
         These are the containers with an outcome, those in ``batch`` that have since exited, and those whose job is
         hung.
         """
         for outcome in outcomes:
-            for tracked in self._state.started([outcome.id]):
+            for tracked in self._state.kept_in_sync([outcome.id]):
                 self._reconciler.store_audited(tracked, outcome)
-        self._reconciler.signals.progressed()
-        running = {tracked.id for tracked in self._state.started(batch)}
-        return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._reconciler.stuck}
+        self._reconciler.signals.notify_progress()
+        running = {tracked.id for tracked in self._state.kept_in_sync(batch)}
+        return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._reconciler.hung}
 
     async def _reap(self, *, vanished: bool) -> None:
         """Marks containers as stopped if the runtime has reported that they have exited and their last process is gone.
@@ -521,23 +532,23 @@ class Auditor:
                     self.request_limits_of(before)
                 continue
             if before.phase is Phase.VANISHED:
-                self._state.put(self._state.authorized(after.seen(cpus=None)))
+                self._state.put(self._state.authorized(after.with_observation(cpus=None)))
                 self.request_audit()
             elif after.observed.cpus is None:
-                await self._see(after)
+                await self._observe_killed(after)
 
-    def _watch_ends(self) -> None:
+    def _watch_exited(self) -> None:
         """Watches the ``cgroup.events`` files of containers that the runtime has reported as exited, until their last
         process exits.
         """
-        if self._ends.follow(self._scope.ending.value):
+        if self._exit_watch.watch(self._scope.exited_cgroups.value):
             self._reconciler.signals.audit.set()
 
-    async def _see(self, ending: Tracked) -> None:
+    async def _observe_killed(self, ending: Tracked) -> None:
         """Stores the CPUs of a container that was killed before its CPUs were first read, so that only containers that
         claim these CPUs wait until it has exited.
         """
-        seen = await self._reconciler.look(ending)
+        seen = await self._reconciler.observe(ending)
         if seen is not None and self._state.containers.get(ending.id) is ending:
-            self._state.put(ending.seen(cpus=seen.cpus))
-            self._reconciler.signals.progressed()
+            self._state.put(ending.with_observation(cpus=seen.cpus))
+            self._reconciler.signals.notify_progress()

@@ -8,9 +8,9 @@ same content would have the same result. In all other cases the audit reads the 
 
 A container's plan includes its state (``Plan.tracked``), so every change to the container makes the audit read its
 files. But the audit itself changes that state by storing its observation, so a plan that is computed afterwards would
-never equal the one that was applied. ``follow`` therefore replaces the state in the stored plan with the state that
-includes the observation. The two differ only in what the audit itself has read. If a hook has changed the container
-since the plan was computed, ``follow`` does nothing, the plans differ, and the files are read again.
+never equal the one that was applied. ``update_plan`` therefore replaces the state in the stored plan with the state
+that includes the observation. The two differ only in what the audit itself has read. If a hook has changed the
+container since the plan was computed, ``update_plan`` does nothing, the plans differ, and the files are read again.
 
 While the node's state is unchanged and the caller passes the same list (containers/derived.py), the plans cannot have
 changed either. In that case, no plan is computed, and the batches of the last comparison are reused (``_last``).
@@ -62,8 +62,8 @@ class ChangeDetector:
         self._readings = FileCache(root, stay_open=stay_open)
         self._compared = COMPARED_OPEN if stay_open else COMPARED
         self._last: tuple[Sequence[str], int, _Batches] = (), -1, {}
-        """The last unsettled() call that found no difference: its argument, the number of state changes at that time,
-        and the batches.
+        """The last find_changed() call that found no difference: its argument, the number of state changes at that
+        time, and the batches.
 
         While the argument and the number stay the same, so do the batches.
         """
@@ -89,7 +89,7 @@ class ChangeDetector:
         outcomes = await self._worker.work(begun, lambda outcomes: late(self._stored(outcomes, plans)))
         return self._stored(outcomes, plans)
 
-    def follow(self, before: Tracked, after: Tracked) -> None:
+    def update_plan(self, before: Tracked, after: Tracked) -> None:
         """Replaces the state in a container's stored plan with the state that includes the reading's observation."""
         plan = self._readings.plan(before.id)
         if isinstance(plan, Plan) and plan.tracked is before:
@@ -118,7 +118,7 @@ class ChangeDetector:
         """Returns the content of the same file in several containers' cgroups, as FileCache.contents() does. Blocks."""
         return self._readings.contents(paths, name)
 
-    async def unsettled(self, ids: Sequence[str]) -> list[str]:
+    async def find_changed(self, ids: Sequence[str]) -> list[str]:
         """Returns the containers or cgroups among ``ids`` that an audit must read.
 
         For the rest of ``ids``, neither the plan nor the content of a file has changed since the last reading. Readings
@@ -138,7 +138,7 @@ class ChangeDetector:
                 del left[first]
                 self._readings.forget(found)
                 differing.update(found)
-            for first in self._worker.stuck.keys() & left.keys():
+            for first in self._worker.hung.keys() & left.keys():
                 differing.update(left.pop(first))
         if differing:
             self._last = (), -1, {}

@@ -21,9 +21,9 @@ from numa_contract.records import Owner
 from numa_node.claim_directory import DirectoryReader
 
 from nri_backend.claims.authorization import Rejection, read_evidence
-from nri_backend.containers.admission import adjustment, resources_for, stored_updates
+from nri_backend.containers.admission import adjustment, resources_for, sync_updates
 from nri_backend.containers.container import NO_EVIDENCE, Tracked, tracked_as
-from nri_backend.containers.lifecycle import ENDED, OCCUPYING, OVER, Event, Phase
+from nri_backend.containers.lifecycle import ENDED, NOT_ALIVE, OCCUPYING, Event, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.audit import Auditor, IdleChanged
 from nri_backend.enforcement.memory_kills import KillWatch
@@ -43,7 +43,7 @@ from nri_backend.nri.model import (
 )
 from nri_backend.problems import Problem
 
-_RECALL_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 """Delay before the enforcement records are read again after file descriptors or memory had run out."""
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Enforcer:
         self._standby = Standby(state, self.reconciler, deps.tree, deps.leadership)
         self.listed: dict[str, Container] = {}
         """Containers as the runtime stores them, without their environment; only with ``enforcement: observe``."""
-        self._kills = KillWatch(state, deps.tree, deps.observer)
+        self._kills = KillWatch(state, deps.tree, deps.telemetry)
         self._auditor = Auditor(state, self.claim_files, host, self.reconciler, self._kills, deps)
         state.pool_changed = self.signals.audit.set
 
@@ -95,10 +95,10 @@ class Enforcer:
         With ``enforcement: observe`` the audit compares no cgroups; the passes in enforcement/observer.py compare them
         instead.
         """
-        self.state.forget_views()
-        for found in await self._recall_tracked():
+        self.state.forget_observed_cpus()
+        for found in await self._restore_tracked():
             if (tracked := self.state.containers.get(found.id)) is not None:
-                seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
+                seen = tracked.with_observation(partition=found.observed.partition, exclusive=found.observed.exclusive)
                 # The limits may have been updated while the records were read. Only the marks come from the records.
                 before, marks = tracked.runtime_limits, found.runtime_limits
                 limits = replace(
@@ -106,7 +106,9 @@ class Enforcer:
                     include_claims=before.include_claims or marks.include_claims,
                     kubelet_pins=before.kubelet_pins | marks.kubelet_pins,
                 )
-                self.state.put(self.state.authorized(replace(seen, enforced=found.enforced, runtime_limits=limits)))
+                self.state.put(
+                    self.state.authorized(replace(seen, enforced_claims=found.enforced_claims, runtime_limits=limits))
+                )
         if self._deps.tree.observes:
             self._standby = ObservedHooks(self.state)
             await self.claim_files.refresh(thorough=True)
@@ -133,7 +135,7 @@ class Enforcer:
 
         Each CreateContainer and StartContainer call and each tick reads the files as well.
         """
-        self._auditor.request_look()
+        self._auditor.request_claim_read()
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
         """Replaces the state with the runtime's list of containers; the audit compares their cgroups afterwards.
@@ -159,10 +161,12 @@ class Enforcer:
             elif container.state is not ContainerState.STOPPED:
                 running.add(described.identity.user)
                 found.append(described.after(Event.LIST_RUNNING))
-        self.state.replace_containers(await self._recall([*await self.reconciler.recorder.lingering(found), *found]))
+        self.state.replace_containers(
+            await self._restore([*await self.reconciler.recorder.find_lingering(found), *found])
+        )
         await self.reconciler.reap(one.id for one in self.state if one.phase is Phase.LINGERING)
         self._auditor.request_audit()
-        return stored_updates(containers, self.state) if self.signals.active else []
+        return sync_updates(containers, self.state) if self.signals.active else []
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Returns the container's resources once no other container is on its CPUs. Raises RejectedError.
@@ -189,7 +193,7 @@ class Enforcer:
         if not active:
             return Adjustment()
         if tracked.entitlement.hugepages:
-            await self.reconciler.recorder.answered(tracked)
+            await self.reconciler.recorder.record_answer(tracked)
         if tracked.entitlement.memory is not None and pod.uid not in self._kills.pods:
             # While the runtime is creating the container, the audit reads the number of OOM kills in the pod so far.
             self.signals.audit.set()
@@ -230,11 +234,13 @@ class Enforcer:
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
         """Accepts the kubelet's changes, except to values that claims or the pool determine."""
         tracked = self._tracked(pod, container)
-        if tracked.phase in OVER:
+        if tracked.phase in NOT_ALIVE:
             return []
         # As in create_container(): for a standby, ``wanted`` contains the active instance's answer.
         huge = bool(wanted.hugepage_limits) and self.signals.active
-        now = (tracked.asked if huge else tracked.runtime_limits).updated(wanted, requested=self.signals.active)
+        now = (tracked.requested_limits if huge else tracked.runtime_limits).updated(
+            wanted, requested=self.signals.active
+        )
         now = replace(now, include_claims=tracked.runtime_limits.include_claims and not huge)
         tracked = replace(tracked, runtime_limits=now)
         if self.state.containers.get(tracked.id) is not None:
@@ -242,7 +248,7 @@ class Enforcer:
         if not self.signals.active:
             return []
         if huge and tracked.entitlement.hugepages:
-            self.reconciler.recorder.resized(tracked)
+            self.reconciler.recorder.record_resize(tracked)
         self._auditor.request_full()
         resources = resources_for(tracked, self.state, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]
@@ -258,8 +264,8 @@ class Enforcer:
         if self.signals.active:
             # The kills are counted before the phase is checked. If the audit has already found that the cgroup is gone,
             # the container's last kills may not have been counted yet.
-            await self._kills.look([tracked.identity.pod.uid], ended=tracked.id)
-        if tracked.phase in ENDED | OVER:
+            await self._kills.count([tracked.identity.pod.uid], ended=tracked.id)
+        if tracked.phase in ENDED | NOT_ALIVE:
             return []
         await self._end(container.id, Event.STOP)
         return []
@@ -281,18 +287,20 @@ class Enforcer:
         """
         self._auditor.request_audit()
 
-    async def _recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
+    async def _restore(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the contents of their enforcement records and their current partition types."""
-        return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
+        return await self._auditor.partitions.restore(await self.reconciler.recorder.restore(containers))
 
-    async def _recall_tracked(self) -> list[Tracked]:
-        """Returns all tracked containers as _recall() does. If file descriptors or memory have run out, tries again."""
+    async def _restore_tracked(self) -> list[Tracked]:
+        """Returns all tracked containers as _restore() does. If file descriptors or memory have run out, tries
+        again.
+        """
         while True:
             try:
-                return await self._recall(tuple(self.state))
+                return await self._restore(tuple(self.state))
             except OSError as error:
                 _log.warning("cannot read enforcement records, trying again", extra={"error": str(error)})
-                await asyncio.sleep(_RECALL_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _end(self, container_id: str, event: Event) -> None:
         """Handles the runtime's report that a container has exited. If the container still has a process, the audit
@@ -314,7 +322,7 @@ class Enforcer:
             known is not None
             and known.identity.evidence == NO_EVIDENCE
             and container.env
-            and not known.identity.own_pod
+            and not known.identity.in_own_pod
         ):
             # The attempt may have lost its claims because the same container was created again (_supersede()).
             known = replace(known, identity=replace(known.identity, evidence=read_evidence(container.env)))
@@ -322,7 +330,7 @@ class Enforcer:
             # NodeState has authorized the container again after each change since the container was created.
             return known.after(Event.START)
         known = known or self._described(pod, container)
-        return self.state.authorized(known.after(Event.START).seen(partition=""))
+        return self.state.authorized(known.after(Event.START).with_observation(partition=""))
 
     async def _supersede(self, tracked: Tracked) -> None:
         """Removes the claims from those earlier attempts to create the same container that have not been started.
@@ -363,7 +371,7 @@ class Enforcer:
 
     def _track_unseen(self, tracked: Tracked) -> None:
         """Stores the container as running on unknown CPUs, so claim containers wait until an audit has seen it."""
-        self.state.put(tracked.after(Event.APPLIED).seen(cpus=None))
+        self.state.put(tracked.after(Event.APPLIED).with_observation(cpus=None))
         self._auditor.request_audit()
 
     def _tracked(self, pod: Pod, container: Container) -> Tracked:
@@ -372,20 +380,20 @@ class Enforcer:
     def _described(
         self, pod: Pod, container: Container, *, requested: bool = False, include_claims: bool = False
     ) -> Tracked:
-        own_pod = pod.uid == self._own_pod_uid != ""
-        return tracked_as(pod, container, requested=requested, include_claims=include_claims, own_pod=own_pod)
+        in_own_pod = pod.uid == self._own_pod_uid != ""
+        return tracked_as(pod, container, requested=requested, include_claims=include_claims, in_own_pod=in_own_pod)
 
     async def _count_kills_of(self, tracked: Tracked) -> None:
         """Starts counting OOM kills in a container whose process has not run. Earlier kills in its pod are excluded."""
         if (pod := self._kills.pods.get(tracked.identity.pod.uid)) is None:
             # The audit has not read the pod's count since the container was created.
-            await self._kills.look([tracked.identity.pod.uid])
+            await self._kills.count([tracked.identity.pod.uid])
         else:
             pod.own.setdefault(tracked.id, 0)
 
     def _rejected_error(self, tracked: Tracked, rejection: Rejection) -> RejectedError:
         """Stores, counts and logs a rejection. Returns the error to raise."""
-        self._deps.observer.refused(rejection.reason)
+        self._deps.telemetry.count_rejection(rejection.reason)
         self.state.reject(replace(tracked, rejection=rejection))
         fields = {"reason": str(rejection.reason), **tracked.identity.names, "id": tracked.id, "error": rejection.text}
         _log.warning("container rejected", extra=fields)

@@ -56,7 +56,7 @@ class PodKills:
     own: dict[str, int] = field(default_factory=dict)
     """Last count read from each container's own cgroup, by container id."""
 
-    def take(
+    def account(
         self, total: int, own: Mapping[str, int | None], ended: str = "", *, complete: bool = True
     ) -> dict[str, int]:
         """Accounts for new counts of the pod (``total``) and its containers (``own``). Returns the number of new kills
@@ -89,10 +89,10 @@ class PodKills:
 class KillWatch:
     """Counts OOM kills in every pod with a memory claim."""
 
-    def __init__(self, state: NodeState, tree: CgroupTree, observer: Telemetry) -> None:
+    def __init__(self, state: NodeState, tree: CgroupTree, telemetry: Telemetry) -> None:
         self._state = state
         self._tree = tree
-        self._observer = observer
+        self._telemetry = telemetry
         self.pods: dict[str, PodKills] = {}
         """The pods whose counts have been read, by UID. When a container starts, it is added to its pod's ``own``
         counts.
@@ -104,21 +104,21 @@ class KillWatch:
         self._claimed = Derived(state, lambda: _claimed_pods(state))
         self._uids = Derived(state, lambda: {one.identity.pod.uid for one in state})
         self._last: tuple[int, Mapping[str, bytes]] = -1, {}
-        """For the last look_at_all() call that succeeded: the number of state changes and the contents of the pods'
+        """For the last count_all() call that succeeded: the number of state changes and the contents of the pods'
         files when the call began.
         """
-        self._looking = asyncio.Lock()
+        self._counting = asyncio.Lock()
         """Serializes readings. If counts were not accounted for in the order in which they were read, old kills could
         be counted as new ones.
         """
 
-    async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
+    async def count(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
         """Counts the kills in those of the given pods that have a memory claim. Returns False if the count of one of
         the pods, or of a container in them, cannot be read.
 
         ``ended`` is the container that the runtime has just reported as exited.
         """
-        async with self._looking:
+        async with self._counting:
             pods: list[tuple[str, str, dict[str, str]]] = []
             for uid in pod_uids:
                 containers = self._state.containers.of_pod(uid)
@@ -148,7 +148,7 @@ class KillWatch:
                 # Kills that happened before the pod's first reading cannot be attributed to containers whose cgroup is
                 # gone. Kills in the counts of existing cgroups are treated as new.
                 pod = self.pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))
-                for container_id, count in pod.take(total, own, ended, complete=not unread).items():
+                for container_id, count in pod.account(total, own, ended, complete=not unread).items():
                     self._report(container_id, count)
             return None not in counts.values() and all(above in counts for _, above, _ in pods)
 
@@ -169,16 +169,16 @@ class KillWatch:
         """Stops watching."""
         self._watch.close()
 
-    async def look_at_changed(self) -> None:
+    async def count_changed(self) -> None:
         """Watches all pods that have memory claims. Counts kills in pods whose counts have not been read yet, and in
         pods for which the kernel has reported an event.
         """
         claimed = self._claimed.value
-        self._watch.follow(claimed)
+        self._watch.watch(claimed)
         changed, self._changed = self._changed, set()
-        await self._look_at([uid for path, uid in claimed.items() if path in changed or uid not in self.pods])
+        await self._count_batches([uid for path, uid in claimed.items() if path in changed or uid not in self.pods])
 
-    async def look_at_all(self, *, thorough: bool = False) -> None:
+    async def count_all(self, *, thorough: bool = False) -> None:
         """Counts the kills in every pod with a memory claim.
 
         A container may continue to run after one of its processes was killed, so no hook reports the kill. Without
@@ -191,12 +191,12 @@ class KillWatch:
         before = self._last[1] if self._last[0] == as_of and not thorough else {}
         claimed = self._claimed.value.items()
         changed = [uid for path, uid in claimed if path not in contents or contents[path] != before.get(path)]
-        if await self._look_at(changed):
+        if await self._count_batches(changed):
             self._last = as_of, contents
 
-    async def _look_at(self, pod_uids: Sequence[str]) -> bool:
+    async def _count_batches(self, pod_uids: Sequence[str]) -> bool:
         batches = [pod_uids[start : start + _PODS_AT_ONCE] for start in range(0, len(pod_uids), _PODS_AT_ONCE)]
-        return all([await self.look(batch) for batch in batches])
+        return all([await self.count(batch) for batch in batches])
 
     def _read(self, paths: Iterable[str]) -> dict[str, int | None]:
         """Reads the counts of the given cgroups. Blocks.
@@ -219,5 +219,5 @@ class KillWatch:
         if tracked is not None and tracked.entitlement.memory is not None:
             names = {**tracked.identity.names, "count": count}
             _log.warning("container OOM-killed", extra=names)
-            self._observer.killed(count)
-            self._state.put(tracked.seen(memory_kills=tracked.observed.memory_kills + count))
+            self._telemetry.count_kills(count)
+            self._state.put(tracked.with_observation(memory_kills=tracked.observed.memory_kills + count))

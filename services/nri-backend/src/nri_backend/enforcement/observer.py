@@ -26,10 +26,10 @@ from numa_contract.reports import MAX_OBSERVED, Observation, ObservedChange
 from nri_backend.budgets import OBSERVE_SECONDS
 from nri_backend.containers.admission import MAX_SYNC_UPDATES, needed_updates
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.plan import Plan, Raises, group_plans, groups_above, plan_of
+from nri_backend.containers.plan import LimitIncreases, Plan, group_plans, groups_above, plan_of
 from nri_backend.enforcement.apply import Outcome, audit, audit_group
 from nri_backend.enforcement.hooks import Enforcer
-from nri_backend.enforcement.partitions import settle
+from nri_backend.enforcement.partitions import reduce_exclusive
 from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupTree, OriginalLimits
 from nri_backend.node.node_files import Change, ObservedFiles
 from nri_backend.nri.model import Update
@@ -49,7 +49,7 @@ Passes = Callable[[], Sequence[tuple[str, Callable[[], object]]]]
 """Function that returns additional passes, which record changes outside the cgroups. Each is a tuple of the reason for
 its changes and the pass itself.
 """
-Found = tuple[Change, str]
+ReasonedChange = tuple[Change, str]
 """A change and its reason."""
 
 
@@ -88,7 +88,7 @@ class Observer:
                 pass
             self._changed.clear()
             due = loop.time() + OBSERVE_SECONDS
-            if not (active() and self._state.told):
+            if not (active() and self._state.containers_listed):
                 continue
             try:
                 await self.run_pass()
@@ -99,17 +99,17 @@ class Observer:
 
     async def run_pass(self) -> None:
         """Runs one pass, and stores its changes and observations."""
-        found: list[Found] = []
+        found: list[ReasonedChange] = []
         plans = group_plans(self._state, groups_above(self._state))
         found += await asyncio.to_thread(self._apply_above, plans, partitions=self._state.host.partitions)
         updates = needed_updates(self._enforcer.listed.values(), self._state)[:MAX_SYNC_UPDATES]
         found += await asyncio.to_thread(
-            self._record_updates, self._state.started(one.container_id for one in updates), updates
+            self._record_updates, self._state.kept_in_sync(one.container_id for one in updates), updates
         )
         ids = [one.id for one in self._state]
         for start in range(0, len(ids), _AT_ONCE):
             state = self._state
-            batch = [plan_of(state, one, full=True) for one in state.started(ids[start : start + _AT_ONCE])]
+            batch = [plan_of(state, one, full=True) for one in state.kept_in_sync(ids[start : start + _AT_ONCE])]
             outcomes, changes = await asyncio.to_thread(self._apply_containers, batch)
             found += changes
             for plan, outcome in zip(batch, outcomes, strict=True):
@@ -117,20 +117,20 @@ class Observer:
         found += await asyncio.to_thread(self._run_host_passes, self._host_passes())
         self.observation = self._described(found)
 
-    def _apply_above(self, plans: Mapping[str, Raises | None], *, partitions: bool) -> list[Found]:
+    def _apply_above(self, plans: Mapping[str, LimitIncreases | None], *, partitions: bool) -> list[ReasonedChange]:
         if partitions:
-            settle(self._tree)
-        found = [(change, _ENDED) for change in self._files.take()]
-        for path, raises in plans.items():
-            audit_group(self._tree, self._notes, path, raises)
-            found += [(change, _ABOVE) for change in self._files.take()]
+            reduce_exclusive(self._tree)
+        found = [(change, _ENDED) for change in self._files.pop_changes()]
+        for path, increases in plans.items():
+            audit_group(self._tree, self._notes, path, increases)
+            found += [(change, _ABOVE) for change in self._files.pop_changes()]
         return found
 
-    def _record_updates(self, tracked: Sequence[Tracked], updates: Sequence[Update]) -> list[Found]:
+    def _record_updates(self, tracked: Sequence[Tracked], updates: Sequence[Update]) -> list[ReasonedChange]:
         """Records the cpusets that an enforcing instance would return from the next Synchronize and that the runtime
         would then write.
         """
-        found: list[Found] = []
+        found: list[ReasonedChange] = []
         resources = {one.container_id: one.resources for one in updates}
         for one in tracked:
             cgroup, stored = one.identity.cgroup, resources[one.id]
@@ -139,25 +139,25 @@ class Observer:
                     with contextlib.suppress(CgroupGoneError, CgroupAccessError):
                         if text:
                             self._tree.write(cgroup, name, text)
-            found += [(change, _reason(one)) for change in self._files.take()]
+            found += [(change, _reason(one)) for change in self._files.pop_changes()]
         return found
 
-    def _apply_containers(self, plans: Sequence[Plan]) -> tuple[list[Outcome], list[Found]]:
+    def _apply_containers(self, plans: Sequence[Plan]) -> tuple[list[Outcome], list[ReasonedChange]]:
         outcomes: list[Outcome] = []
-        found: list[Found] = []
+        found: list[ReasonedChange] = []
         for plan in plans:
             outcomes.append(audit(self._tree, self._notes, plan))
-            found += [(change, _reason(plan.tracked)) for change in self._files.take()]
+            found += [(change, _reason(plan.tracked)) for change in self._files.pop_changes()]
         return outcomes, found
 
-    def _run_host_passes(self, passes: Sequence[tuple[str, Callable[[], object]]]) -> list[Found]:
-        found: list[Found] = []
+    def _run_host_passes(self, passes: Sequence[tuple[str, Callable[[], object]]]) -> list[ReasonedChange]:
+        found: list[ReasonedChange] = []
         for reason, run in passes:
             try:
                 run()
             except (OSError, ValueError) as error:
                 _log.warning("changes cannot be observed", extra={"change": reason, "error": str(error)})
-            found += [(change, reason) for change in self._files.take()]
+            found += [(change, reason) for change in self._files.pop_changes()]
         return found
 
     def _store(self, planned: Tracked, outcome: Outcome) -> None:
@@ -173,10 +173,10 @@ class Observer:
             return
         mems = tracked.observed.mems if seen.mems is None else seen.mems
         limits = tracked.observed.limits if seen.limits is None else seen.limits
-        problem = joined(outcome.left) if outcome.left else NO_PROBLEM
-        self._state.put(tracked.seen(cpus=seen.cpus, mems=mems, limits=limits, failure=problem))
+        problem = joined(outcome.remaining) if outcome.remaining else NO_PROBLEM
+        self._state.put(tracked.with_observation(cpus=seen.cpus, mems=mems, limits=limits, failure=problem))
 
-    def _described(self, found: Sequence[Found]) -> Observation:
+    def _described(self, found: Sequence[ReasonedChange]) -> Observation:
         """Returns a pass's changes for the report: one for each file, sorted by path, with cgroup files first."""
         root = f"{self._tree.root}/"
         by_path = {change.path: (change, reason) for change, reason in found}

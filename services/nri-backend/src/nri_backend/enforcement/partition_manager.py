@@ -10,8 +10,8 @@ The partition of a container that has exited is not restored, since its cgroup m
 invalidated the partition, the shared pool excludes these CPUs (``release_ended``).
 
 The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``. The kernel does not remove them from there
-when the partition ends, so ``settle`` does. If the CPUs of a partition that has ended are in no cgroup at all, the
-kernel's list of partitions is damaged, and no more partitions are created (docs/adr/0029).
+when the partition ends, so ``reduce_exclusive`` does. If the CPUs of a partition that has ended are in no cgroup at
+all, the kernel's list of partitions is damaged, and no more partitions are created (docs/adr/0029).
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from nri_backend.enforcement.partitions import (
     lost_cpus,
     lost_problem,
     partition_of,
+    reduce_exclusive,
     release_partition,
-    settle,
 )
 from nri_backend.enforcement.reconciler import Reconciler
 from nri_backend.node.cgroup_watch import CgroupWatch
@@ -66,19 +66,19 @@ class PartitionManager:
         """
         self._possibly_lost_cpus: frozenset[int] = frozenset()
         """CPUs that were in no cgroup at the last reading."""
-        self._unsettled = True
-        self._unsettled_for = ""
-        """Reason why the last ``settle`` failed; it is retried at the next tick. Empty if it succeeded."""
+        self._reduction_due = True
+        self._reduction_error = ""
+        """Reason why the last ``reduce_exclusive`` failed; it is retried at the next tick. Empty if it succeeded."""
         self._next_repair = 0.0
 
-    async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
+    async def restore(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with their current partition types and exclusive CPUs."""
         if not self._state.host.partitions:
             return list(containers)
 
-        return await asyncio.to_thread(lambda: [self._recalled(one) for one in containers])
+        return await asyncio.to_thread(lambda: [self._restored(one) for one in containers])
 
-    def _recalled(self, tracked: Tracked) -> Tracked:
+    def _restored(self, tracked: Tracked) -> Tracked:
         partition = (
             partition_of(self._tree, tracked.identity.cgroup) if tracked.identity.evidence != NO_EVIDENCE else ""
         )
@@ -87,7 +87,7 @@ class PartitionManager:
         exclusive = before.observed.exclusive if before is not None else frozenset[int]()
         if partition:
             exclusive = exclusive_of(self._tree, tracked.identity.cgroup)
-        return tracked.seen(partition=partition, exclusive=exclusive)
+        return tracked.with_observation(partition=partition, exclusive=exclusive)
 
     def listen(self) -> None:
         """Starts watching: from now on, the audit is woken whenever the kernel changes a partition."""
@@ -103,7 +103,7 @@ class PartitionManager:
 
     def _add_changed(self, changed: set[str]) -> None:
         self._changed |= changed
-        self._unsettled = True
+        self._reduction_due = True
         if self._clock() >= self._next_repair:
             self._reconciler.signals.audit.set()
 
@@ -111,21 +111,21 @@ class PartitionManager:
         """Marks a partition that was found to be invalid. The partition is audited again, after its siblings."""
         self._changed.add(tracked.identity.cgroup)
 
-    def mark_hanging(self, hanging: Iterable[Tracked]) -> None:
+    def mark_hung(self, hung: Iterable[Tracked]) -> None:
         """Marks the containers that an audit has skipped because one of their earlier jobs is hung.
 
         Without this mark they would not be audited again at each tick, since audits skip valid partitions.
         """
-        for tracked in hanging:
+        for tracked in hung:
             self.mark_invalid(tracked)
 
-    def follow(self) -> None:
+    def watch_all(self) -> None:
         """Watches all partitions. If a partition file cannot be opened, the next call tries again to open it."""
         if self._watched_at_generation != self._state.changes:
             live = [one.identity.cgroup for one in self._state if one.observed.partition and one.phase in ALIVE]
-            if ended := self._watch.follow(live):
+            if ended := self._watch.watch(live):
                 self._add_changed(ended)
-            self._watched_at_generation = self._state.changes if self._watch.follows(live) else -1
+            self._watched_at_generation = self._state.changes if self._watch.watches(live) else -1
 
     def pop_containers_to_audit(self) -> list[str]:
         """Returns the containers to audit after the kernel has changed partitions: all containers in the partitions'
@@ -163,40 +163,40 @@ class PartitionManager:
             if not (one.observed.partition or unknown):
                 continue
             if True in await self._reconciler.work(one.id, partial(release_partition, self._tree, one.identity.cgroup)):
-                self._unsettled = True
+                self._reduction_due = True
                 now = self._state.containers.get(one.id)
                 if now is not None and now.phase in _ENDED_AND_OCCUPYING:
-                    self._state.put(now.seen(partition=""))
+                    self._state.put(now.with_observation(partition=""))
 
-    async def settle(self, *, always: bool = False) -> None:
+    async def reduce_exclusive(self, *, always: bool = False) -> None:
         """Releases the CPUs that cgroups above partitions still reserve for partitions that have ended.
 
         Also forbids new partitions if the kernel has lost CPUs. Unless ``always`` is set, does nothing if no partition
         has changed since the last successful call.
         """
-        if not (self._unsettled or always) or not self._state.host.partitions:
+        if not (self._reduction_due or always) or not self._state.host.partitions:
             return
-        self._unsettled = False
+        self._reduction_due = False
         online = self._state.host.online
 
         def work() -> tuple[str, frozenset[int] | None]:
-            return settle(self._tree), lost_cpus(self._tree, online)
+            return reduce_exclusive(self._tree), lost_cpus(self._tree, online)
 
-        done = await self._reconciler.work("cgroups above partitions", work, self._take_settled)
+        done = await self._reconciler.work("cgroups above partitions", work, self._store_reduction)
         # The result is missing if every thread is busy, and arrives late if the kernel call hangs.
-        self._take_settled(done or [("the kernel is not responding", None)])
+        self._store_reduction(done or [("the kernel is not responding", None)])
 
-    def _take_settled(self, done: Sequence[tuple[str, frozenset[int] | None]]) -> None:
-        """Stores the result of a ``settle`` job: the first error, and the CPUs that are in no cgroup."""
+    def _store_reduction(self, done: Sequence[tuple[str, frozenset[int] | None]]) -> None:
+        """Stores the result of a ``reduce_exclusive`` job: the first error, and the CPUs that are in no cgroup."""
         failure, missing = done[0]
         if missing is not None:
             self._check_lost_cpus(missing)
-        if failure and failure != self._unsettled_for:
+        if failure and failure != self._reduction_error:
             text = "the exclusive CPUs of cgroups above partitions cannot be reduced"
             _log.warning(text, extra={"error": failure})
-        self._unsettled_for = failure
+        self._reduction_error = failure
         # If the files with the kernel's lost CPUs cannot be read, they are read again at the next tick.
-        self._unsettled = self._unsettled or bool(failure) or missing is None
+        self._reduction_due = self._reduction_due or bool(failure) or missing is None
 
     def _check_lost_cpus(self, missing: frozenset[int]) -> None:
         """Forbids new partitions if the same CPUs are in no cgroup in two consecutive readings.
@@ -205,7 +205,7 @@ class PartitionManager:
         time, the files are read again at the next tick.
         """
         lost, self._possibly_lost_cpus = missing & self._possibly_lost_cpus, missing
-        self._unsettled = self._unsettled or bool(missing - lost)
+        self._reduction_due = self._reduction_due or bool(missing - lost)
         if lost and not self._state.kernel_damage:
             self._state.forbid_partitions(lost_problem(lost))
             _log.error("kernel has lost CPUs", extra={"error": self._state.kernel_damage})

@@ -16,8 +16,8 @@ of every cgroup above it contains the CPUs, and that no two siblings list the sa
 
 Step 1 is done by the caller (partition_manager.py, and plan.plans_before_partition). If step 2 or 3 fails, an exited
 container may have left the CPUs reserved in another QoS class, since the cgroups above keep them when a container
-exits. The exclusive CPUs of all cgroups above are then reduced to the CPUs of the remaining partitions (``settle``),
-and both steps are repeated.
+exits. The exclusive CPUs of all cgroups above are then reduced to the CPUs of the remaining partitions
+(``reduce_exclusive``), and both steps are repeated.
 
 A cgroup is made a partition only while it contains a process. When a runtime removes a container's cgroup, the kernel
 first turns its partition back into a member (``cpuset_css_killed()``). This wakes every process that polls the
@@ -56,7 +56,7 @@ _NESTED: Final = 3
 """Maximum depth of the kubelet's root cgroup (--cgroup-root)."""
 _DEEPEST: Final = 4 + _NESTED
 """Maximum number of cgroups from the root to a container."""
-_SECOND_LOOK_SECONDS: Final = 0.1
+_RECHECK_SECONDS: Final = 0.1
 # The worker begins another job while a kernel call hangs (worker.py). Without this lock, the new job could release the
 # exclusive CPUs of a partition that is still being created. The lock costs no parallelism, since the kernel itself has
 # a single lock for all cpusets.
@@ -88,10 +88,10 @@ def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: froze
     case a valid partition stays valid. Raises CgroupGoneError if the cgroup is gone or has no process.
     """
     with _CHANGING:
-        return _made(tree, path, kind, cpus)
+        return _try_make(tree, path, kind, cpus)
 
 
-def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> Problem:
+def _try_make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> Problem:
     changed = False
     try:
         present = tree.read(path, PARTITION)
@@ -105,7 +105,7 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
                 _make(tree, path, kind, cpus)
             if tree.observes:
                 return NO_PROBLEM
-        left, effective = tree.read(path, PARTITION), tree.read_set(path, _EFFECTIVE)
+        actual, effective = tree.read(path, PARTITION), tree.read_set(path, _EFFECTIVE)
     except CgroupAccessError as error:
         reason = error.problem
         if not changed:
@@ -114,13 +114,13 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
             return reason
     else:
         # Some of the partition's CPUs may be offline.
-        if left == kind and effective and effective <= cpus:
+        if actual == kind and effective and effective <= cpus:
             return NO_PROBLEM
         has = "" if effective is None else f" with the CPUs {format_cpu_list(effective)}"
         # The kernel gives the reason for an invalid partition only in this file, as text (perr_strings in
         # kernel/cgroup/cpuset.c).
-        code = BackendCode.SYS_ADMIN_MISSING if NOT_PERMITTED in left else BackendCode.PARTITION_REFUSED
-        reason = Problem(f"{tree.root}/{path}/{PARTITION} says {left}{has}", code)
+        code = BackendCode.SYS_ADMIN_MISSING if NOT_PERMITTED in actual else BackendCode.PARTITION_REFUSED
+        reason = Problem(f"{tree.root}/{path}/{PARTITION} says {actual}{has}", code)
     _unmake(tree, path)
     return reason
 
@@ -129,17 +129,17 @@ def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
     # The kernel requires CAP_SYS_ADMIN for creating a partition and for adding CPUs to a valid one
     # (remote_cpus_update()).
     try:
-        _keep(tree, path, cpus)
+        _reserve(tree, path, cpus)
     except CgroupAccessError:
         # The CPUs may still be reserved for an exited container in a cgroup of another QoS class.
-        settle(tree)
-        _keep(tree, path, cpus)
+        reduce_exclusive(tree)
+        _reserve(tree, path, cpus)
     if not tree.populated(path):
         raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
     tree.write(path, PARTITION, kind)
 
 
-def _keep(tree: CgroupTree, path: str, cpus: frozenset[int]) -> None:
+def _reserve(tree: CgroupTree, path: str, cpus: frozenset[int]) -> None:
     for group in reversed(ancestors(path)):
         present = tree.read_set(group, EXCLUSIVE)
         if present is None:
@@ -154,7 +154,7 @@ def _unmake(tree: CgroupTree, path: str) -> None:
     try:
         tree.write(path, PARTITION, _MEMBER)
         tree.clear_exclusive(path)
-        failure = settle(tree)
+        failure = reduce_exclusive(tree)
     except CgroupAccessError as error:
         failure = str(error)
     if failure:
@@ -184,23 +184,23 @@ def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bo
     return True
 
 
-def settle(tree: CgroupTree) -> str:
+def reduce_exclusive(tree: CgroupTree) -> str:
     """Reduces ``cpuset.cpus.exclusive`` of the kubelet's cgroups to the CPUs of the partitions below them.
 
     Returns the kernel's first error, or "" if there was none.
     """
     with _CHANGING:
         try:
-            errors = [_settle_top(tree, top) for top in tree.children("")]
+            errors = [_reduce_top(tree, top) for top in tree.children("")]
         except CgroupAccessError as error:
             return str(error)
     return next(filter(None, errors), "")
 
 
-def _settle_top(tree: CgroupTree, top: str) -> str:
+def _reduce_top(tree: CgroupTree, top: str) -> str:
     try:
         if tree.read_set(top, EXCLUSIVE) and _has_pods(tree, top, 1):
-            _settle(tree, top, 1)
+            _reduce(tree, top, 1)
     except CgroupGoneError:
         return ""
     except CgroupAccessError as error:
@@ -238,7 +238,7 @@ def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
     found = lost_cpus(tree, online)
     if not found:
         return frozenset()
-    time.sleep(_SECOND_LOOK_SECONDS)
+    time.sleep(_RECHECK_SECONDS)
     return found & (lost_cpus(tree, online) or frozenset())
 
 
@@ -252,7 +252,7 @@ def lost_problem(cpus: frozenset[int]) -> Problem:
     return Problem(text, BackendCode.CPUS_LOST)
 
 
-def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:
+def _reduce(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:
     """Reduces a cgroup's exclusive CPUs to the CPUs of the partitions in it. Returns the remaining exclusive CPUs.
 
     A cgroup that is a partition is left unchanged. Children are processed first, so that no partition loses a CPU.
@@ -265,7 +265,7 @@ def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:
     below: frozenset[int] = frozenset()
     for child in tree.children(path):
         try:
-            below |= _settle(tree, f"{path}/{child}", depth + 1)
+            below |= _reduce(tree, f"{path}/{child}", depth + 1)
         except CgroupGoneError:
             continue
     if not below:

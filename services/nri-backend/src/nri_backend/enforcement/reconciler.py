@@ -20,8 +20,8 @@ from typing import Final
 from numa_contract.backend_codes import BackendCode
 from numa_node.claim_directory import ClaimDirectory
 
-from nri_backend.budgets import REPORTED_SECONDS
-from nri_backend.containers.admission import not_on, overlapping
+from nri_backend.budgets import HANG_REPORT_SECONDS
+from nri_backend.containers.admission import last_seen_elsewhere, overlapping
 from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
 from nri_backend.containers.lifecycle import ENDED, MAY_RUN, Event, Phase
 from nri_backend.containers.plan import (
@@ -56,7 +56,9 @@ from nri_backend.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 _MIN_PLANS: Final = 4
 _MAX_PLANS: Final = 64
-"""Maximum number of containers whose plans are computed for one job of apply_some(). The minimum is _MIN_PLANS."""
+"""Maximum number of containers whose plans are computed for one job of audit_containers(). The minimum is
+_MIN_PLANS.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Deps:
     enforcement_records: EnforcementRecords
     leadership: Callable[[], Leadership]
     """Returns the instance that enforces claims on this node."""
-    observer: Telemetry
+    telemetry: Telemetry
     clock: Callable[[], float] = time.monotonic
     """Monotonic clock in seconds."""
     probe_is_due: Callable[[], bool] = lambda: False
@@ -87,7 +89,7 @@ class Signals:
         """Set when the audit has something to do before its next tick."""
         self._progress = asyncio.Event()
 
-    def progressed(self) -> None:
+    def notify_progress(self) -> None:
         """Wakes the container starts that are waiting for containers to be moved or to exit."""
         self._progress.set()
         self._progress = asyncio.Event()
@@ -109,14 +111,14 @@ class Reconciler:
         self._state = state
         self._tree = deps.tree
         self._notes = OriginalLimits(deps.tree.root, deps.tree.files)
-        self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
-        self._aims: dict[str, frozenset[int]] = {}
+        self._worker = CgroupWorker(signals.audit.set, self._widen_observed_cpus, deps.clock)
+        self._job_cpus: dict[str, frozenset[int]] = {}
         """Containers and cgroups above containers that the running job is working on, each with the CPUs that the job
         writes (none for a cgroup above containers).
         """
         self._unreported: set[str] = set()
         self._batch = _MAX_PLANS
-        """Maximum number of containers whose plans are passed to the next job of apply_some()."""
+        """Maximum number of containers whose plans are passed to the next job of audit_containers()."""
         detector = partial(ChangeDetector, state, self._worker, deps.tree.root)
         self.detectors = {full: detector(partial(self._plans, full=full), stay_open=not full) for full in (False, True)}
         """Change detectors for audits of containers, with limits (True) or without."""
@@ -127,19 +129,19 @@ class Reconciler:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems to report: one for each kernel call that has hung for at least REPORTED_SECONDS."""
+        """Problems to report: one for each kernel call that has hung for at least HANG_REPORT_SECONDS."""
         text = "a kernel call for {1} has not returned for {0:.0f} s"
         return tuple(
             Problem(text.format(seconds, tracked.identity.cgroup if tracked else name), BackendCode.KERNEL_CALL_HANGS)
-            for name, seconds in self._worker.stuck_seconds.items()
-            if seconds >= REPORTED_SECONDS
+            for name, seconds in self._worker.hung_seconds.items()
+            if seconds >= HANG_REPORT_SECONDS
             for tracked in (self._state.containers.get(name),)
         )
 
     @property
-    def stuck(self) -> KeysView[str]:
+    def hung(self) -> KeysView[str]:
         """Containers and cgroups whose job is hung."""
-        return self._worker.stuck.keys()
+        return self._worker.hung.keys()
 
     def advance(self, container_id: str, event: Event) -> Tracked | None:
         """Applies a lifecycle event to a container. Returns the container, or None if it is no longer tracked."""
@@ -167,13 +169,13 @@ class Reconciler:
         ended = [one for i in ids if (one := self._state.containers.get(i)) is not None and one.phase in ENDED]
         populated = iter(await self.populated([one for one in ended if not one.identity.sandboxed]))
         for before in ended:
-            lives = not before.identity.sandboxed and next(populated)
+            has_process = not before.identity.sandboxed and next(populated)
             now = self._state.containers.get(before.id)
             if now is None or (now.phase, now.identity) != (before.phase, before.identity):
                 continue
-            after = self.advance(before.id, Event.POPULATED if lives else Event.EMPTY)
+            after = self.advance(before.id, Event.POPULATED if has_process else Event.EMPTY)
             if after is None or after.phase is not now.phase:
-                self.signals.progressed()
+                self.signals.notify_progress()
 
     async def apply(self, tracked: Tracked) -> Outcome:
         """Applies a starting container's plan.
@@ -183,7 +185,7 @@ class Reconciler:
         container's cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before
         any write, and the worker then runs the step in a job after all.
         """
-        if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
+        if needs_no_thread(tracked) and not self._is_busy(tracked.identity):
             # The cpuset is usually correct, since the answer to CreateContainer contained it. The kernel reads a cpuset
             # under a spinlock (callback_lock), which no writer holds while sleeping, and writes of hugepage limits take
             # no lock that is held for long. All of this takes less time than switching to a thread.
@@ -191,9 +193,9 @@ class Reconciler:
                 return self._start_step(tracked, self._tree.without_cpusets())[1]()
         return await self._worker.finish(tracked.id, lambda: self._start_step(tracked, self._tree))
 
-    def _is_at_work(self, identity: Identity) -> bool:
+    def _is_busy(self, identity: Identity) -> bool:
         """Returns True if a running or hung job may be writing to the cgroup of the container or of its pod."""
-        busy = self._worker.stuck.keys() | (set[str]() if self._worker.free else self._aims.keys())
+        busy = self._worker.hung.keys() | (set[str]() if self._worker.free else self._job_cpus.keys())
         return not busy.isdisjoint((identity.id, identity.pod_cgroup))
 
     def _start_step(self, tracked: Tracked, tree: CgroupTree) -> Step[Outcome]:
@@ -213,36 +215,36 @@ class Reconciler:
             return now.id, partial(Outcome, now.id, occupants={one.id: one.observed.cpus for one in others})
         plan = plan_at_start(self._state, now)
         if tree is self._tree:
-            self._aims = {now.id: plan.desired.cpus, **dict.fromkeys(plan.groups, frozenset[int]())}
-        paths = not_on(self._state, now, in_pod=bool(plan.partition))
-        for hung in self._worker.stuck.keys() & paths.keys():
+            self._job_cpus = {now.id: plan.desired.cpus, **dict.fromkeys(plan.groups, frozenset[int]())}
+        paths = last_seen_elsewhere(self._state, now, in_pod=bool(plan.partition))
+        for hung in self._worker.hung.keys() & paths.keys():
             del paths[hung]
         sandboxes: dict[str, Sandbox] = {}
         for special in self._state.containers.without_cgroup & paths.keys():
             if cgroup := paths.pop(special):
-                beside = self._state.cgroups_beside(self._state.containers.by_id[special])
-                sandboxes[special] = Sandbox(cgroup, beside)
+                outside_sandbox = self._state.cgroups_outside_sandbox(self._state.containers.by_id[special])
+                sandboxes[special] = Sandbox(cgroup, outside_sandbox)
         seen = OtherCgroups(paths, sandboxes, self._state.host.online, self.detectors[False].contents)
         before = plans_before_partition(self._state, plan) if plan.partition else []
-        record = self.recorder.at_start(now, partition=bool(plan.partition))
+        record = self.recorder.start_writer(now, partition=bool(plan.partition))
 
         # The audits of the cgroups above the container follow in the same queue, so they read what the start has
         # written.
         self._raised.extend(plan.groups)
         return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 
-    def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
+    def store_observed_cpus(self, seen_cpus: Mapping[str, frozenset[int] | None]) -> None:
         """Adds the CPUs that a start job has read for other containers to the observed CPUs of those containers.
 
-        ``views`` maps container ids to the CPUs that were read, or to None if they could not be read. In that case the
-        container's observed CPUs become unknown.
+        ``seen_cpus`` maps container ids to the CPUs that were read, or to None if they could not be read. In that case
+        the container's observed CPUs become unknown.
         """
-        for container_id, cpus in views.items():
+        for container_id, cpus in seen_cpus.items():
             one = self._state.containers.get(container_id)
             if one is not None and one.observed.cpus is not None:
-                self._state.put(one.seen(cpus=None if cpus is None else one.observed.cpus | cpus))
+                self._state.put(one.with_observation(cpus=None if cpus is None else one.observed.cpus | cpus))
 
-    async def apply_some(
+    async def audit_containers(
         self, ids: Sequence[str], late: Callable[[list[Outcome]], object], *, full: bool, again: bool = False
     ) -> list[Outcome]:
         """Audits the cgroups of running containers for JOB_SECONDS. Returns the outcomes of those that were audited in
@@ -255,7 +257,7 @@ class Reconciler:
 
         def planned() -> tuple[Plans, list[Step[Outcome]]]:
             plans = self._plans(batch, full=full, again=again)
-            self._aims = {container_id: plan.desired.cpus for container_id, plan in plans.items()}
+            self._job_cpus = {container_id: plan.desired.cpus for container_id, plan in plans.items()}
             return plans, [(one, partial(audit, self._tree, self._notes, plan)) for one, plan in plans.items()]
 
         outcomes = await self.detectors[full].audited(planned, late)
@@ -266,12 +268,12 @@ class Reconciler:
 
     def _plans(self, ids: Iterable[str], *, full: bool, again: bool = False) -> dict[str, Plan]:
         state = self._state
-        return {one.id: plan_of(state, one, full=full, again=again) for one in state.started(ids)}
+        return {one.id: plan_of(state, one, full=full, again=again) for one in state.kept_in_sync(ids)}
 
     def _group_plans(self, paths: Collection[str]) -> Plans:
         return group_plans(self._state, {path: uid for path, uid in groups_above(self._state).items() if path in paths})
 
-    def _lose_sight(self, name: str) -> None:
+    def _widen_observed_cpus(self, name: str) -> None:
         """Adds to a container's observed CPUs those that its hung job is writing: the container may be on any of them.
 
         No claim container may start on these CPUs. If the container's CPUs have not been observed yet, they stay
@@ -279,20 +281,22 @@ class Reconciler:
         """
         tracked = self._state.containers.get(name)
         if tracked is not None and tracked.phase in MAY_RUN and tracked.observed.cpus is not None:
-            self._state.put(tracked.seen(cpus=tracked.observed.cpus | self._aims.get(name, frozenset())))
+            self._state.put(
+                tracked.with_observation(cpus=tracked.observed.cpus | self._job_cpus.get(name, frozenset()))
+            )
 
-    async def apply_groups(
+    async def audit_groups(
         self, groups: Mapping[str, str | None], late: Callable[[list[Outcome]], object]
     ) -> list[Outcome]:
-        """Audits cgroups above containers for JOB_SECONDS, like apply_some(). ``groups`` is as returned by
+        """Audits cgroups above containers for JOB_SECONDS, like audit_containers(). ``groups`` is as returned by
         groups_above().
         """
         step = partial(audit_group, self._tree, self._notes)
 
         def planned() -> tuple[Plans, list[Step[Outcome]]]:
-            self._aims = dict.fromkeys(groups, frozenset[int]())
+            self._job_cpus = dict.fromkeys(groups, frozenset[int]())
             plans = group_plans(self._state, groups)
-            return plans, [(path, partial(step, path, raises)) for path, raises in plans.items()]
+            return plans, [(path, partial(step, path, increases)) for path, increases in plans.items()]
 
         return await self.group_detector.audited(planned, late)
 
@@ -307,27 +311,29 @@ class Reconciler:
             if tracked.observed.cpus or ran:
                 # The cgroup existed and is now gone, so the container has no processes left, even though the runtime
                 # has not reported its exit yet.
-                self._state.put(tracked.after(Event.CGROUP_GONE).seen(cpus=frozenset(), failure=NO_PROBLEM))
+                self._state.put(tracked.after(Event.CGROUP_GONE).with_observation(cpus=frozenset(), failure=NO_PROBLEM))
             elif sandboxed := tracked.in_sandbox():
                 # The cgroup has never been seen. A container in a virtual machine has no cgroup on the node, so the
                 # next audit reads its pod's cgroup.
                 self._state.put(sandboxed)
             else:
-                self._state.put(tracked.seen(cpus=frozenset()))
+                self._state.put(tracked.with_observation(cpus=frozenset()))
             return
-        problem = joined(outcome.left) if outcome.left else NO_PROBLEM
+        problem = joined(outcome.remaining) if outcome.remaining else NO_PROBLEM
         if problem and problem != tracked.problem:
             _log.warning("cannot apply settings of cgroup", extra={**tracked.identity.names, "error": problem})
         if outcome.partition or outcome.fallback:
             tracked = with_partition(tracked, outcome)
         elif outcome.released:
-            tracked = tracked.seen(partition="")
+            tracked = tracked.with_observation(partition="")
         before, claims = tracked.observed, tracked.entitlement.claims
         mems = before.mems if seen.mems is None else seen.mems
         limits = before.limits if seen.limits is None else seen.limits
         observed = replace(before, cpus=seen.cpus, mems=mems, limits=limits, failure=problem)
         applied = claims and not problem and tracked.rejection is None
-        self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
+        self._state.put(
+            replace(tracked, observed=observed, enforced_claims=claims if applied else tracked.enforced_claims)
+        )
 
     def store_audited(self, tracked: Tracked, outcome: Outcome) -> None:
         """Stores an audit's outcome as store_outcome() does, and updates the container's state in the plan that the
@@ -335,7 +341,7 @@ class Reconciler:
         """
         self.store_outcome(tracked, outcome)
         if outcome.observed is not None and (now := self._state.containers.get(tracked.id)) is not None:
-            self.detectors[outcome.observed.limits is not None].follow(tracked, now)
+            self.detectors[outcome.observed.limits is not None].update_plan(tracked, now)
 
     def forget_raised(self) -> None:
         """Makes the next audit read the cgroups whose limits were raised for starting containers.
@@ -353,7 +359,7 @@ class Reconciler:
         """
         return await self._worker.work(lambda: [(name, job)], late)
 
-    async def look(self, tracked: Tracked) -> Observed | None:
+    async def observe(self, tracked: Tracked) -> Observed | None:
         """Returns the effective CPUs and nodes of a container, or None if they cannot be read."""
         return await asyncio.to_thread(observe_sets, self._tree, tracked.identity.cgroup)
 
@@ -364,7 +370,7 @@ class Reconciler:
         """
         if not any(tracked.identity.cgroup for tracked in containers):
             return [False] * len(containers)
-        return list(map(self._may_live, containers, await asyncio.to_thread(self._read_populated, containers)))
+        return list(map(self._may_have_process, containers, await asyncio.to_thread(self._read_populated, containers)))
 
     def _read_populated(self, containers: Sequence[Tracked]) -> list[bool | CgroupAccessError]:
         found: list[bool | CgroupAccessError] = []
@@ -375,13 +381,13 @@ class Reconciler:
                 found.append(error)
         return found
 
-    def _may_live(self, tracked: Tracked, lives: bool | CgroupAccessError) -> bool:
+    def _may_have_process(self, tracked: Tracked, has_process: bool | CgroupAccessError) -> bool:
         """Returns True if the container may have a process. Logs an error unless the last reading failed as well."""
-        if isinstance(lives, bool):
+        if isinstance(has_process, bool):
             self._unreported.discard(tracked.id)
-            return lives
+            return has_process
         if tracked.id not in self._unreported:
-            fields = {"id": tracked.id, "error": str(lives)}
+            fields = {"id": tracked.id, "error": str(has_process)}
             _log.warning("cannot tell whether container is running", extra=fields)
             self._unreported.add(tracked.id)
         return True

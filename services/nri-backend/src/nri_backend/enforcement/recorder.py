@@ -7,10 +7,10 @@ source of this information is lost while a process of the container still runs:
 * The claim's record disappears or is damaged. The container then becomes an *orphan*: the enforced claims stay in its
   entitlement, and no other container may use its CPUs, until its last process has exited.
 * The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is not
-  sufficient, because it names claims without a valid record. ``recall`` adds the claims from the enforcement record.
+  sufficient, because it names claims without a valid record. ``restore`` adds the claims from the enforcement record.
 * The runtime removes a container while no backend is connected, and one of its processes still exists. Only its
-  enforcement record then shows that the container exists; ``lingering`` returns it, so that no other container gets its
-  CPUs.
+  enforcement record then shows that the container exists; ``find_lingering`` returns it, so that no other container
+  gets its CPUs.
 
 Since a record is enough to entitle its container to CPUs, records are kept in one of the backend's own directories,
 where no pod can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. So a
@@ -49,7 +49,7 @@ from numa_node.files import is_shortage, read_regular, replace_file
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nri_backend.claims.authorization import read_evidence
-from nri_backend.claims.entitlement import Held
+from nri_backend.claims.entitlement import HeldClaim
 from nri_backend.containers.container import NO_EVIDENCE, Identity, Tracked
 from nri_backend.containers.derived import Derived
 from nri_backend.containers.lifecycle import ALIVE, Phase
@@ -95,7 +95,7 @@ class EnforcementRecord(BaseModel):
     """True if the limits that the runtime stores include the claimed hugepages, because this plugin added them in its
     answer.
     """
-    claims: tuple[Held, ...] = ()
+    claims: tuple[HeldClaim, ...] = ()
     fallback_reason: str = ""
     """Reason why the shared pool excludes the claimed CPUs even though the cgroup should be a partition; empty if there
     is no such fallback.
@@ -107,7 +107,7 @@ class EnforcementRecord(BaseModel):
 class _Content(NamedTuple):
     """The fields of a record that may change while its container is alive."""
 
-    claims: tuple[Held, ...]
+    claims: tuple[HeldClaim, ...]
     answered: bool
     fallback_reason: str
     fallback_code: str
@@ -152,9 +152,9 @@ def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
 class EnforcementRecords:
     """The directory with one file for each container with claims, and the pins file next to it."""
 
-    def __init__(self, own_directory: str, tree: CgroupTree) -> None:
-        self._path = f"{own_directory}/{DIRECTORY}"
-        self._pins = f"{own_directory}/{PINS}"
+    def __init__(self, directory: str, tree: CgroupTree) -> None:
+        self._path = f"{directory}/{DIRECTORY}"
+        self._pins = f"{directory}/{PINS}"
         self._tree = tree
 
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
@@ -195,7 +195,7 @@ class EnforcementRecords:
         records = {container_id: self._read(container_id) for container_id in cgroups}
         return {i: one for i, one in records.items() if one and (one.inode == 0 or self._applies(one, cgroups[i]))}
 
-    def load_living(self, known: set[str]) -> list[EnforcementRecord]:
+    def load_live(self, known: set[str]) -> list[EnforcementRecord]:
         """Returns the records of containers that have a process, except those whose id is in ``known``.
 
         Raises OSError if file descriptors or memory have run out.
@@ -313,21 +313,23 @@ class Recorder:
         self._pins: Pins = {}
         """The content of the pins file."""
         self._pins_fail = False
-        self._living_pins = Derived(state, lambda: _living_pins(state))
+        self._live_pins = Derived(state, lambda: _live_pins(state))
         self._turn = asyncio.Lock()
-        """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
+        """Serializes writes with remove_untracked(): the list of containers to retain must not be older than a
+        record.
+        """
         self._starting: dict[str, _StartRecord] = {}
-        """Records that start jobs write. These jobs do not hold ``_turn``; instead, forget_others() retains the files
-        of these containers."""
+        """Records that start jobs write. These jobs do not hold ``_turn``; instead, remove_untracked() retains the
+        files of these containers."""
 
     @property
     def has_written(self) -> bool:
         """True if enforcement records that this instance has written or read may still exist. They may also belong to
-        containers that are no longer tracked; forget_others() removes those.
+        containers that are no longer tracked; remove_untracked() removes those.
         """
         return bool(self._written)
 
-    async def answered(self, tracked: Tracked) -> None:
+    async def record_answer(self, tracked: Tracked) -> None:
         """Records that CreateContainer has been answered with limits that include the claimed hugepages. The runtime
         stores these limits.
         """
@@ -337,11 +339,11 @@ class Recorder:
             # An error is not reported here: the record is written again when the container starts.
             await asyncio.to_thread(self._records.write, [record])
 
-    def resized(self, tracked: Tracked) -> None:
+    def record_resize(self, tracked: Tracked) -> None:
         """Records that an update was answered with limits that include the claimed hugepages."""
         self._answered.add(tracked.id)
 
-    def at_start(self, tracked: Tracked, *, partition: bool) -> Callable[[], None]:
+    def start_writer(self, tracked: Tracked, *, partition: bool) -> Callable[[], None]:
         """Returns a blocking function that writes a starting container's record once its plan has been applied.
 
         With ``partition``, the plan makes the container a partition, so the record contains no fallback. The next call
@@ -353,7 +355,7 @@ class Recorder:
         new = self._starting[tracked.id] = _StartRecord(content, _record_of(tracked.identity, content))
         return partial(new.write, self._records)
 
-    def _content(self, tracked: Tracked, claims: tuple[Held, ...], fallback: Problem) -> _Content:
+    def _content(self, tracked: Tracked, claims: tuple[HeldClaim, ...], fallback: Problem) -> _Content:
         answered = tracked.runtime_limits.include_claims or tracked.id in self._answered
         return _Content(claims, answered, str(fallback), fallback.code or "")
 
@@ -367,11 +369,11 @@ class Recorder:
         new: dict[str, _Content] = {}
         records: list[EnforcementRecord] = []
         for one in containers:
-            content, started = self._content(one, one.enforced, one.fallback), self._starting.get(one.id)
+            content, started = self._content(one, one.enforced_claims, one.fallback), self._starting.get(one.id)
             if started is not None and started.results == {one.id: None}:
                 # The start job has already written this record. A record that it failed to write is written below.
                 self._written[one.id], started.results = started.content, {}
-            if one.enforced and self._written.get(one.id) != content:
+            if one.enforced_claims and self._written.get(one.id) != content:
                 new[one.id] = content
                 records.append(_record_of(one.identity, content))
         results: dict[str, OSError | None] = {}
@@ -387,7 +389,7 @@ class Recorder:
         elif every and len(new) <= MAX_AT_ONCE:
             self.problem = NO_PROBLEM
 
-    async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
+    async def restore(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the state that was restored from their enforcement records.
 
         The restored state consists of the enforced claims and the ``answered`` mark. The stored pins are also added:
@@ -404,18 +406,18 @@ class Recorder:
             for i, record in found.items()
             if record.inode
         }
-        return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
+        return [self._restored(tracked, claims.get(tracked.id, ())) for tracked in containers]
 
-    async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
+    async def find_lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
         """Returns containers that are neither listed nor tracked but still have a process.
 
         No instance has seen these containers exit, and only their enforcement records show that they exist. Raises
         OSError if file descriptors or memory have run out; the caller must then try again.
         """
         known = {tracked.id for tracked in (*listed, *self._state)}
-        return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]
+        return [_lingering(record) for record in await asyncio.to_thread(self._records.load_live, known)]
 
-    async def fallback(self, tracked: Tracked) -> Problem:
+    async def recorded_fallback(self, tracked: Tracked) -> Problem:
         """Returns the reason why the active instance has not made a container's cgroup a partition and the shared pool
         excludes the claimed CPUs instead. Returns NO_PROBLEM if there is no such fallback, or if that cannot be read.
         """
@@ -426,7 +428,7 @@ class Recorder:
         record = found.get(tracked.id)
         return read_problem(record.fallback_reason, record.fallback_code) if record else NO_PROBLEM
 
-    async def forget_others(self) -> None:
+    async def remove_untracked(self) -> None:
         """Removes the records of containers that are no longer tracked.
 
         A record that was deleted by another process is written again by the next audit.
@@ -440,14 +442,14 @@ class Recorder:
         # The state is read again, since a container may have been created in the meantime.
         self._answered.intersection_update(tracked.id for tracked in self._state)
 
-    async def keep_pins(self) -> None:
+    async def store_pins(self) -> None:
         """Stores the pins of live containers if they have changed; a failed write is retried at the next audit.
 
         Does nothing until the runtime has listed its containers, since the stored pins of these containers would
         otherwise be lost.
         """
-        pins = self._living_pins.value
-        if not self._state.told or pins == self._pins:
+        pins = self._live_pins.value
+        if not self._state.containers_listed or pins == self._pins:
             return
         try:
             await asyncio.to_thread(self._records.write_pins, pins)
@@ -458,25 +460,25 @@ class Recorder:
             return
         self._pins, self._pins_fail = pins, False
 
-    def _shared(self, held: Held) -> Held:
+    def _shared(self, held: HeldClaim) -> HeldClaim:
         # Most enforcement records contain the claim record unchanged. Sharing the object saves memory: a second copy of
         # 250 claim records takes 5 MB. If the container uses all of the claim's requests, the computed share is reused
         # as well: computing it again for each container would delay the answer to Synchronize.
         known = self._state.claims.known.get(held.key)
-        if isinstance(known, Held) and known == held:
+        if isinstance(known, HeldClaim) and known == held:
             return known
         file = self._state.files.get(held.key)
         return replace(held, record=file.record) if file and file.record == held.record else held
 
-    def _recalled(self, tracked: Tracked, enforced: tuple[Held, ...]) -> Tracked:
+    def _restored(self, tracked: Tracked, enforced: tuple[HeldClaim, ...]) -> Tracked:
         # If an enforcement record could not be written, only the state contains the enforced claims.
         before = self._state.containers.get(tracked.id)
-        enforced = enforced or (before.enforced if before else ())
+        enforced = enforced or (before.enforced_claims if before else ())
         answered = tracked.id in self._answered or tracked.runtime_limits.include_claims
         answered = answered or (before is not None and before.runtime_limits.include_claims)
         pins = tracked.runtime_limits.kubelet_pins | self._pins.get(tracked.id, frozenset())
         runtime_limits = replace(tracked.runtime_limits, include_claims=answered, kubelet_pins=pins)
-        return replace(tracked, enforced=enforced, runtime_limits=runtime_limits)
+        return replace(tracked, enforced_claims=enforced, runtime_limits=runtime_limits)
 
 
 def _check_shortage(error: Exception) -> None:
@@ -485,7 +487,7 @@ def _check_shortage(error: Exception) -> None:
         raise error
 
 
-def _living_pins(state: NodeState) -> Pins:
+def _live_pins(state: NodeState) -> Pins:
     return {
         one.id: one.runtime_limits.kubelet_pins
         for one in state
@@ -516,4 +518,4 @@ def _lingering(record: EnforcementRecord) -> Tracked:
     identity = Identity(
         record.container, record.name, record.pod, record.cgroup, record.pod_cgroup, evidence=read_evidence(env)
     )
-    return Tracked(identity, phase=Phase.LINGERING, enforced=record.claims)
+    return Tracked(identity, phase=Phase.LINGERING, enforced_claims=record.claims)

@@ -17,7 +17,7 @@ from typing import Final
 from numa_contract.cpuset import parse_or_none
 
 from nri_backend.claims.authorization import Reason, Rejection
-from nri_backend.containers.admission import unenforced
+from nri_backend.containers.admission import check_enforced
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.plan import Observed
@@ -55,22 +55,22 @@ class Standby:
         has answered the CreateContainer call.
         """
         observed = Observed(parse_or_none(answered.cpus), parse_or_none(answered.mems))
-        return unenforced(tracked, observed, self._leader(), self._state)
+        return check_enforced(tracked, observed, self._leader(), self._state)
 
     async def check_started(self, tracked: Tracked, container: Container) -> tuple[Tracked, Rejection | None]:
         """Returns the container, and a rejection if no active instance has set up its cgroup."""
         leader, seen = self._leader(), None
         if tracked.identity.evidence.claims:
-            tracked = replace(tracked, fallback=await self._reconciler.recorder.fallback(tracked))
+            tracked = replace(tracked, fallback=await self._reconciler.recorder.recorded_fallback(tracked))
             seen = await self._shown(tracked, leader)
-        if rejection := unenforced(tracked, seen, leader, self._state, starting=True):
+        if rejection := check_enforced(tracked, seen, leader, self._state, starting=True):
             return tracked, rejection
         # During CreateContainer, the runtime may have called the standby before the active instance. Now the stored
         # limits contain the active instance's answer. If the container must be a partition, either its cgroup is
         # already one, or the active instance is called after this one and will create the partition.
         pins = tracked.runtime_limits.kubelet_pins
         limits = replace(parse_limits(container.resources), include_claims=True, kubelet_pins=pins)
-        tracked = replace(tracked, runtime_limits=limits).seen(partition=self._state.partition_for(tracked))
+        tracked = replace(tracked, runtime_limits=limits).with_observation(partition=self._state.partition_for(tracked))
         self._state.put(tracked.after(Event.APPLIED))
         return tracked, None
 
@@ -84,7 +84,7 @@ class Standby:
             present = await asyncio.to_thread(partition_of, self._tree, tracked.identity.cgroup)
             if present != kind:
                 return None
-        return await self._reconciler.look(tracked)
+        return await self._reconciler.observe(tracked)
 
     def _leader(self) -> Leadership:
         """Returns what this instance knows about the active instance.
@@ -93,7 +93,7 @@ class Standby:
         instance.
         """
         leader = self._leadership()
-        return Leadership(fresh=False, first=True) if leader.own else leader
+        return Leadership(fresh=False, first=True) if leader.is_self else leader
 
 
 class ObservedHooks:
@@ -116,7 +116,7 @@ class ObservedHooks:
         """Returns the container, and a rejection if it has a claim."""
         rejection = self._rejection(tracked)
         if rejection is None:
-            self._state.put(tracked.after(Event.APPLIED).seen(cpus=None))
+            self._state.put(tracked.after(Event.APPLIED).with_observation(cpus=None))
         return tracked, rejection
 
     def _rejection(self, tracked: Tracked) -> Rejection | None:

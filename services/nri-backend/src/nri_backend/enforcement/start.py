@@ -28,7 +28,14 @@ from functools import partial
 
 from nri_backend.budgets import CLEAR_SHARE, KILL_SECONDS, MAX_TRIES, REQUEST_SECONDS, RETRY_SECONDS
 from nri_backend.claims.authorization import Rejection
-from nri_backend.containers.admission import impossible, not_applied, occupied, offline, outside, overlapping
+from nri_backend.containers.admission import (
+    check_online,
+    check_possible,
+    not_applied_rejection,
+    occupied_rejection,
+    outside_rejection,
+    overlapping,
+)
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Event
 from nri_backend.containers.plan import Observed, plan_at_start
@@ -76,16 +83,18 @@ class Starter:
         Returns the container in its new state, and a rejection if it cannot run. The driver's own containers are always
         admitted, since claims cannot be enforced without them.
         """
-        if tracked.identity.own_pod:
+        if tracked.identity.in_own_pod:
             return tracked, None
-        if rejection := tracked.rejection or impossible(tracked, self._state, runtime):
+        if rejection := tracked.rejection or check_possible(tracked, self._state, runtime):
             return tracked, rejection
         if self._state.pool.by_kernel and tracked.entitlement.cpus and not tracked.entitlement.partition:
             # A partition applies to the container as a whole. So if one of the container's claims is shared or also
             # uses the pool, no partition is created, and the pool excludes the CPUs of all of its claims instead.
             tracked = replace(tracked, fallback=_fallback_of(tracked))
             self._state.put(tracked)
-        return await self._cleared(tracked, runtime, self.clear_until(runtime) if clear_until is None else clear_until)
+        return await self._wait_until_clear(
+            tracked, runtime, self.clear_until(runtime) if clear_until is None else clear_until
+        )
 
     async def enforce(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Rejection | None]:
         """Applies the container's plan. Returns the container, and a rejection if the plan cannot be applied.
@@ -97,7 +106,7 @@ class Starter:
           other containers are on the CPUs            next round after a pause, or a rejection after ``clear_until``
           the container is not what the plan assumed  next round with the corrected container (_corrected)
           the plan has changed during the job         next round, unless MAX_TRIES jobs have ended like this
-          anything else                               the outcome is stored, or is a rejection (_verified)
+          anything else                               the outcome is stored, or is a rejection (_verify)
         """
         clear_until, outdated, state = self.clear_until(runtime), 0, self._state
         while True:
@@ -108,14 +117,14 @@ class Starter:
             changes = state.changes
             outcome = await self._reconciler.apply(tracked)
             if outcome.outside:
-                return tracked, outside(tracked)
+                return tracked, outside_rejection(tracked)
             if changed := state.changes != changes:
                 tracked = state.authorized(state.containers.get(tracked.id) or tracked)
             if outcome.occupants:
-                self._reconciler.take_views(outcome.occupants)
+                self._reconciler.store_observed_cpus(outcome.occupants)
                 others = [one for i in outcome.occupants if (one := state.containers.get(i)) is not None]
                 if others and asyncio.get_running_loop().time() >= clear_until:
-                    return tracked, occupied(tracked, others)
+                    return tracked, occupied_rejection(tracked, others)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             if (corrected := self._corrected(tracked, outcome)) is not None:
@@ -126,7 +135,7 @@ class Starter:
                 outdated += 1
                 if outdated < MAX_TRIES:
                     continue
-            return self._verified(tracked, outcome)
+            return self._verify(tracked, outcome)
 
     def _corrected(self, tracked: Tracked, outcome: Outcome) -> Tracked | None:
         """Returns the container as the job has shown it to be, or None if the plan assumed the right things about it.
@@ -144,26 +153,26 @@ class Starter:
         """Returns True if the job has applied the current plan, even if the state has changed."""
         return tracked.rejection is None and plan_at_start(self._state, tracked).desired == outcome.desired
 
-    def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Rejection | None]:
+    def _verify(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Rejection | None]:
         """Checks the outcome of the last job. Stores it if the container may run, otherwise returns a rejection."""
         state = self._state
         if outcome.fallback and state.must_be_partition(tracked):
-            return tracked, not_applied([outcome.fallback])
+            return tracked, not_applied_rejection([outcome.fallback])
         # A running container whose claimed CPUs are all offline joins the pool, but no container is started in that
         # situation.
-        if rejection := tracked.rejection or offline(tracked, state):
+        if rejection := tracked.rejection or check_online(tracked, state):
             return tracked, rejection
         seen, held = outcome.observed, state.pool.held
         if tracked.entitlement.claims:
-            if outcome.left or seen is None:
-                return tracked, not_applied(outcome.left)
+            if outcome.remaining or seen is None:
+                return tracked, not_applied_rejection(outcome.remaining)
         # A container without a claim may start with wrong settings, unless it may be on CPUs that the pool excludes.
-        elif outcome.left and held and not tracked.identity.own_pod and _may_be_on(held, seen):
-            return tracked, not_applied(outcome.left)
+        elif outcome.remaining and held and not tracked.identity.in_own_pod and _may_be_on(held, seen):
+            return tracked, not_applied_rejection(outcome.remaining)
         self._reconciler.store_outcome(tracked.after(Event.APPLIED), outcome)
         return tracked, None
 
-    async def _cleared(
+    async def _wait_until_clear(
         self, tracked: Tracked, runtime: LinkStatus, clear_until: float
     ) -> tuple[Tracked, Rejection | None]:
         """Waits until no other container is on the container's CPUs, or until the container can no longer run.
@@ -182,12 +191,12 @@ class Starter:
             if self._state.changes != changes:
                 changes = self._state.changes
                 tracked = self._state.authorized(tracked)
-                if rejection := tracked.rejection or impossible(tracked, self._state, runtime):
+                if rejection := tracked.rejection or check_possible(tracked, self._state, runtime):
                     return tracked, rejection
             if not (others := overlapping(self._state, tracked)):
                 return tracked, None
             if time() >= clear_until:
-                return tracked, occupied(tracked, others)
+                return tracked, occupied_rejection(tracked, others)
             if others != requested or time() >= next_request:
                 # The audit moves these containers. Each attempt to move one ends the wait below, even if the kernel
                 # refuses the move. The delay before the audit is woken for the same containers again keeps a refused
@@ -210,18 +219,18 @@ class Starter:
         container in the LISTED or RUNNING phase changes to the ENDING phase. A failure is logged.
         """
         if not tracked.identity.cgroup or tracked.identity.sandboxed:
-            self._failed(tracked.id, tracked.problem or "it has no cgroup of its own")
+            self._log_failed_kill(tracked.id, tracked.problem or "it has no cgroup of its own")
             return False
         job = asyncio.get_running_loop().run_in_executor(None, self._tree.kill, tracked.identity.cgroup)
-        job.add_done_callback(partial(self._killed, tracked.id))
+        job.add_done_callback(partial(self._handle_kill, tracked.id))
         done, _ = await asyncio.wait({job}, timeout=KILL_SECONDS)
         return bool(done) and job.exception() is None
 
-    def _killed(self, container_id: str, job: asyncio.Future[None]) -> None:
+    def _handle_kill(self, container_id: str, job: asyncio.Future[None]) -> None:
         if error := job.exception():
-            self._failed(container_id, str(error))
+            self._log_failed_kill(container_id, str(error))
             return
         self._reconciler.advance(container_id, Event.KILLED)
 
-    def _failed(self, container_id: str, error: str) -> None:
+    def _log_failed_kill(self, container_id: str, error: str) -> None:
         _log.warning("cannot kill rejected container", extra={"id": container_id, "error": error})

@@ -160,7 +160,7 @@ class FrontendClient:
         seconds = wait + REQUEST_SECONDS
         while True:
             target = f"/v1/records?after={self.records_generation or 0}&wait={wait}"
-            answer = await http.ask(RecordsAnswer, "GET", target, seconds=seconds)
+            answer = await http.request_document(RecordsAnswer, "GET", target, seconds=seconds)
             backoff.reset()
             if answer.generation != self.records_generation:
                 self.records_generation = answer.generation
@@ -177,10 +177,10 @@ class FrontendClient:
             lease, now = self._lease(), clock()
             if exchange.is_due(lease, now, until_tick(self._period(exchange))):
                 body = exchange.next_body(lease, self._status, now)
-                answer = await http.ask(StateAnswer, "PUT", "/v1/backend", body)
+                answer = await http.request_document(StateAnswer, "PUT", "/v1/backend", body)
                 backoff.reset()
                 self._log_connected(answer)
-                if exchange.take_answer(answer):
+                if exchange.handle_answer(answer):
                     continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(until_tick(self._period(exchange))):

@@ -57,7 +57,7 @@ class Exchange:
         sent = sent.model_copy(update={"reported_at": now})
         return self._reports.body(sent, self._acked, reads_changes=self._reads_changes)
 
-    def take_answer(self, answer: StateAnswer) -> bool:
+    def handle_answer(self, answer: StateAnswer) -> bool:
         """Handles the answer to the last request. Returns True if all containers have to be sent immediately.
 
         This is necessary if the request did not contain all of them, and the answer shows that the frontend has lost

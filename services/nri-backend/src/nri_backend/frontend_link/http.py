@@ -89,7 +89,7 @@ class HttpConnection:
         """True if the connection cannot be used for another request."""
         return self._reader.at_eof() or self._reader.exception() is not None
 
-    async def ask(
+    async def request_document(
         self, answer: type[_Answer], method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
     ) -> _Answer:
         """Sends a request and returns the document in the response body.
@@ -108,7 +108,7 @@ class HttpConnection:
     async def request(
         self, method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
     ) -> tuple[int, bytes]:
-        """Sends a request and returns the response's status and body. Raises the same errors as ask()."""
+        """Sends a request and returns the response's status and body. Raises the same errors as request_document()."""
         status, answer = 0, bytearray()
         async with asyncio.timeout(seconds):
             await self._send(method, target, body)

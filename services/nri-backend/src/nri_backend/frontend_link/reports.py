@@ -35,7 +35,7 @@ from numa_contract.reports import (
 )
 
 from nri_backend.claims.authorization import Reason
-from nri_backend.claims.entitlement import Held, PartitionKind
+from nri_backend.claims.entitlement import HeldClaim, PartitionKind
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.state import NodeState
@@ -83,7 +83,7 @@ class Reports:
 
     def refresh(self) -> int:
         """Serializes containers whose state has changed. Returns the generation, incremented if a report differs."""
-        if not self._state.told:
+        if not self._state.containers_listed:
             return 0
         state = self._state
         if self._as_of == state.change_log.count:
@@ -168,7 +168,9 @@ def report(tracked: Tracked) -> ContainerReport:
     # A container that is already running is not reported as rejected if its claim's record is missing: the frontend
     # rebuilds the record.
     lost = (
-        not refused_now and rejection is not None and (bool(tracked.orphaned) or rejection.reason is Reason.NO_RECORD)
+        not refused_now
+        and rejection is not None
+        and (bool(tracked.orphaned_claims) or rejection.reason is Reason.NO_RECORD)
     )
     refusal = NO_PROBLEM if rejection is None or lost else rejection.problem()
     return ContainerReport(
@@ -178,9 +180,9 @@ def report(tracked: Tracked) -> ContainerReport:
         pod_namespace=tracked.identity.pod.namespace,
         pod_name=tracked.identity.pod.name,
         state=_STATES[tracked.phase],
-        claims=tuple(_claim_use(held, tracked) for held in tracked.rightful),
-        unknown_claims=tracked.orphaned + (_truncated(rejection.unknown) if rejection else ()),
-        refused_claims=_identities(rejection.about) if rejection and not lost else (),
+        claims=tuple(_claim_use(held, tracked) for held in tracked.authorized_claims),
+        unknown_claims=tracked.orphaned_claims + (_truncated(rejection.unknown_claims) if rejection else ()),
+        refused_claims=_identities(rejection.claims) if rejection and not lost else (),
         cpus=tracked.observed.cpus or frozenset(),
         exclusivity=_EXCLUSIVITY[tracked.observed.partition] if tracked.entitlement.cpus else "",
         fallback_reason=cut_answer(tracked.fallback_reason),
@@ -195,7 +197,7 @@ def report(tracked: Tracked) -> ContainerReport:
     )
 
 
-def _claim_use(held: Held, tracked: Tracked) -> ClaimUse:
+def _claim_use(held: HeldClaim, tracked: Tracked) -> ClaimUse:
     # Usually the claims' CPUs are those of the cgroup, which are reported as ``cpus``. In that case they are not
     # repeated here.
     cpus = held.record.cpus_of(held.requests) if tracked.entitlement.near else frozenset[int]()

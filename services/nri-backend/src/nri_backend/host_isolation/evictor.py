@@ -68,7 +68,7 @@ class Movables(Protocol):
         Raises OSError for a failure that does not depend on the interrupt or slice.
         """
 
-    def count_on(self, names: Collection[str], cpus: Cpus) -> int:
+    def count_using(self, names: Collection[str], cpus: Cpus) -> int:
         """Returns how many of the named interrupts or slices currently use the CPUs."""
 
 
@@ -172,7 +172,7 @@ def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: f
     unmovable = (unmovable | failed) & current.keys() if cpus_to_vacate else frozenset()
     planned = {**movable, **plan.writes}
     overlapping = unmovable | {name for name, cpus in planned.items() if not cpus.isdisjoint(cpus_to_vacate)}
-    remaining = affinity_class.movables.count_on(overlapping, cpus_to_vacate)
+    remaining = affinity_class.movables.count_using(overlapping, cpus_to_vacate)
     return EvictionResult(frozenset(after_writes), unmovable, remaining, len(plan.contested))
 
 

@@ -104,7 +104,7 @@ class Interrupts:
             return False
         return True
 
-    def count_on(self, names: Iterable[str], cpus: Cpus) -> int:
+    def count_using(self, names: Iterable[str], cpus: Cpus) -> int:
         """Returns how many of the named interrupts are delivered to the CPUs.
 
         The kernel may deliver an interrupt to a single CPU of its affinity, so this reads the effective affinity.

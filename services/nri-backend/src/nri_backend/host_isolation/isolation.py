@@ -47,7 +47,7 @@ def cpus_without_interrupts(state: NodeState) -> Cpus:
     """Returns the online CPUs of running claim containers, except the CPUs of requests with ``irqs: keep``."""
     running = [one.entitlement for one in state if one.phase in OCCUPYING and one.entitlement.cpus]
     claimed = frozenset[int]().union(*(held.cpus for held in running))
-    return (claimed - frozenset().union(*(held.interrupted for held in running))) & state.host.online
+    return (claimed - frozenset().union(*(held.interrupt_cpus for held in running))) & state.host.online
 
 
 def cpus_without_host_daemons(state: NodeState) -> Cpus:
@@ -78,7 +78,7 @@ class HostIsolation:
         self._interrupts = Evictor(
             AffinityClass(
                 interrupts,
-                OriginalsFile(f"{settings.own_dir}/interrupts.json", read_only=tree.observes),
+                OriginalsFile(f"{settings.backend_dir}/interrupts.json", read_only=tree.observes),
                 "interrupts",
                 INTERRUPT_SECONDS,
                 may_relocate=True,
@@ -92,7 +92,7 @@ class HostIsolation:
         self._slices = Evictor(
             AffinityClass(
                 HostSlices(tree, settings.host_root),
-                OriginalsFile(f"{settings.own_dir}/host-slices.json", read_only=tree.observes),
+                OriginalsFile(f"{settings.backend_dir}/host-slices.json", read_only=tree.observes),
                 "host daemons",
                 SLICE_SECONDS,
                 may_relocate=False,
@@ -169,6 +169,6 @@ class HostIsolation:
         """Returns the desired state, or None if this instance must not act. If ``enabled`` is False, no CPU has to be
         vacated, so the original affinities are restored.
         """
-        if not ((observing or self._active()) and self._state.told):
+        if not ((observing or self._active()) and self._state.containers_listed):
             return None
         return DesiredIsolation(cpus_to_vacate(self._state) if enabled else frozenset(), self._state.host.online)

@@ -38,7 +38,7 @@ class HostSlices:
         self._tree.files.write(f"{self._tree.root}/{name}/cpuset.cpus", format_cpu_list(cpus or possible))
         return True
 
-    def count_on(self, names: Collection[str], cpus: Cpus) -> int:
+    def count_using(self, names: Collection[str], cpus: Cpus) -> int:
         """Returns how many of the named slices have an effective cpuset that contains one of the CPUs."""
         return sum(bool(cpus & (self._read(name, "cpuset.cpus.effective") or frozenset())) for name in names)
 

@@ -4,9 +4,9 @@
 Amounts are in bytes; hugepages are keyed by page size in bytes.
 
 Limit increases. A container's limit has no effect while a cgroup above it has a lower one, so a pod's claims also raise
-the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
-``raised_limits()`` computes the new limits of one cgroup: the original limit plus the increase, or just the original
-limit once no claim requires an increase. enforcement/apply.py writes the new limits.
+the limits that the kubelet has set on the pod's cgroup. A ``LimitIncrease`` is the amount that claims add to one such
+limit. ``raised_limits()`` computes the new limits of one cgroup: the original limit plus the increase, or just the
+original limit once no claim requires an increase. enforcement/apply.py writes the new limits.
 
 Original limits. To restore the original limit later, the backend stores it on the cgroup together with the values that
 it writes (``Note``, node/cgroups.py), always before it writes them. A limit that equals none of the stored values was
@@ -34,11 +34,12 @@ claims of all its live containers:
     container a        2          6
     container b        0          8
 
-The kubelet's limit for a container is known only from the runtime (``asked_limits()``). Once this plugin has answered
-CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the kubelet's
-limit; the pod's original limit is then used instead. The usage limit and the reservation limit are set to the same
-value. If too few pages are free, mmap then fails; without the reservation limit, a later access would kill the process.
-A container that may not use hugepages at all gets a reservation limit of 0 for the same reason (``guard_limits()``).
+The kubelet's limit for a container is known only from the runtime (``requested_hugepages()``). Once this plugin has
+answered CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the
+kubelet's limit; the pod's original limit is then used instead. The usage limit and the reservation limit are set to the
+same value. If too few pages are free, mmap then fails; without the reservation limit, a later access would kill the
+process. A container that may not use hugepages at all gets a reservation limit of 0 for the same reason
+(``guard_limits()``).
 
 Memory protection is only effective if every cgroup above passes it on (``memory.low`` and ``memory.min``,
 cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. Its pod's quota is then raised by
@@ -58,7 +59,7 @@ from typing import Final, Literal, TypeVar
 
 from numa_contract.pagesize import oci_page_size
 
-from nri_backend.claims.entitlement import Entitlement, MemoryGrant, Protected
+from nri_backend.claims.entitlement import Entitlement, MemoryGrant, ProtectionKey
 from nri_backend.limits.runtime import PERIOD, CpuLimit
 
 Limit = int | None
@@ -102,10 +103,10 @@ def limit_text(limit: Limit) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Raise:
+class LimitIncrease:
     """A change to one of a cgroup's limits, required by the claims below it."""
 
-    plus: int = 0
+    amount: int = 0
     """Amount to add to the original limit."""
     lifted: bool = False
     """True if the limit is removed."""
@@ -114,11 +115,13 @@ class Raise:
     counted: int = 0
     """Amount that the kubelet has already added to the original limit for the pod's claims."""
 
-    def over(self, own: Limit) -> Limit:
+    def apply_to(self, original: Limit) -> Limit:
         """Returns the raised limit, which is never below the original one, or None if the limit is lifted or there is
         no original one.
         """
-        return None if self.lifted or own is None else max(own, uncounted(own, self.counted) + self.plus)
+        return (
+            None if self.lifted or original is None else max(original, uncounted(original, self.counted) + self.amount)
+        )
 
 
 def uncounted(limit: int, counted: int) -> int:
@@ -139,7 +142,7 @@ def with_reservation(file: str) -> tuple[str, ...]:
     return (file, f"{file.removesuffix('max')}rsvd.max") if file.startswith(_HUGE) else (file,)
 
 
-def own_limit(current: Limit, note: Note | None) -> Limit:
+def original_limit(current: Limit, note: Note | None) -> Limit:
     """Returns the original limit: the stored one if the backend wrote the current value, otherwise the current
     value.
     """
@@ -147,34 +150,38 @@ def own_limit(current: Limit, note: Note | None) -> Limit:
 
 
 def raised_limits(
-    present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise], *, lower: bool = True
+    present: Mapping[str, Limit],
+    noted: Mapping[str, Note],
+    increases: Mapping[str, LimitIncrease],
+    *,
+    lower: bool = True,
 ) -> tuple[dict[str, DesiredLimit], dict[str, Note], dict[str, Note]]:
     """Returns the limits to write to one cgroup, and the notes to store before and after the write.
 
-    A file that has a note but no raise is restored to its original limit. With ``lower=False`` no limit is lowered.
-    ``present`` contains the current limits of all files in ``raises`` and ``noted``, except those that do not exist.
+    A file that has a note but no increase is restored to its original limit. With ``lower=False`` no limit is lowered.
+    ``present`` contains the current limits of all files in ``increases`` and ``noted``, except those that do not exist.
     """
     wanted: dict[str, DesiredLimit] = {}
     ahead: dict[str, Note] = {}
     after: dict[str, Note] = {}
-    for file in dict.fromkeys((*raises, *noted)):
-        raised = raises.get(file, Raise())
+    for file in dict.fromkeys((*increases, *noted)):
+        increase = increases.get(file, LimitIncrease())
         if file not in present:
-            if raised.needed:
+            if increase.needed:
                 # The result includes this limit even though it cannot be written, so that the next reading reports the
                 # file as missing.
-                wanted |= {name: DesiredLimit(raised.plus, needed=True) for name in with_reservation(file)}
+                wanted |= {name: DesiredLimit(increase.amount, needed=True) for name in with_reservation(file)}
             continue
         current, note = present[file], noted.get(file)
-        own = own_limit(current, note)
-        value = raised.over(own) if lower else _higher(raised.over(own), current)
+        original = original_limit(current, note)
+        value = increase.apply_to(original) if lower else _higher(increase.apply_to(original), current)
         rule: Literal["exactly", "at least"] = "exactly" if lower else "at least"
-        wanted |= {name: DesiredLimit(value, rule, needed=raised.needed) for name in with_reservation(file)}
-        if value != own:
-            after[file] = (own, value)
-        if value != own or current != own:
+        wanted |= {name: DesiredLimit(value, rule, needed=increase.needed) for name in with_reservation(file)}
+        if value != original:
+            after[file] = (original, value)
+        if value != original or current != original:
             ours = (value, current) if note is not None and current in note[1:] else (value,)
-            ahead[file] = (own, *dict.fromkeys(ours))
+            ahead[file] = (original, *dict.fromkeys(ours))
     return wanted, ahead, after
 
 
@@ -194,11 +201,11 @@ def _higher(one: Limit, other: Limit) -> Limit:
     return None if one is None or other is None else max(one, other)
 
 
-def quota_raise(
+def quota_increase(
     choice: Literal["raise", "lift", "keep"],
     unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]],
     counted: int = 0,
-) -> dict[str, Raise]:
+) -> dict[str, LimitIncrease]:
     """Returns the increase to a pod's quota that its unthrottled containers require.
 
     ``unthrottled`` contains the entitlement and CPU limit of each of these containers. ``counted`` is the number of
@@ -210,7 +217,7 @@ def quota_raise(
     cpus = frozenset[int]().union(*(entitlement.cpus for entitlement, _ in found))
     # The kubelet sets the same period for a pod and its containers.
     period = max((limit.period for _, limit in found if limit is not None), default=PERIOD)
-    return {CPU_MAX: Raise(plus=len(cpus) * period, lifted=choice == "lift", counted=counted * period)}
+    return {CPU_MAX: LimitIncrease(amount=len(cpus) * period, lifted=choice == "lift", counted=counted * period)}
 
 
 def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
@@ -235,18 +242,18 @@ def ancestors(path: str) -> tuple[str, ...]:
     return tuple(above)
 
 
-def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> dict[str, dict[str, Raise]]:
+def protections(containers: Iterable[tuple[str, Mapping[ProtectionKey, int]]]) -> dict[str, dict[str, LimitIncrease]]:
     """Returns the memory protection that each cgroup above containers needs in order to pass on their protection.
 
     ``containers`` maps each container's cgroup path to its protected bytes.
     """
-    below: dict[str, list[Mapping[Protected, int]]] = defaultdict(list)
+    below: dict[str, list[Mapping[ProtectionKey, int]]] = defaultdict(list)
     for path, protected in containers:
         if protected:
             for ancestor in ancestors(path):
                 below[ancestor].append(protected)
     return {
-        path: {file: Raise(plus=size, needed=True) for file, size in _sums(shares).items()}
+        path: {file: LimitIncrease(amount=size, needed=True) for file, size in _sums(shares).items()}
         for path, shares in below.items()
     }
 
@@ -275,7 +282,7 @@ def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
     return _sums(entitlement.hugepages for entitlement in entitlements)
 
 
-def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
+def requested_hugepages(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
     """Derives the kubelet's hugepage limits from the limits that the runtime has stored (``shown``).
 
     The stored limits include the claimed bytes, which the backend's answer to CreateContainer has added. A page size
@@ -290,40 +297,44 @@ def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[i
 
 
 def hugepage_limits(
-    claimed: Mapping[int, int], asked: Mapping[int, int], pod_own: Mapping[int, Limit]
+    claimed: Mapping[int, int], requested: Mapping[int, int], pod_limits: Mapping[int, Limit]
 ) -> dict[str, DesiredLimit]:
     """Returns the hugepage limits of a container with a memory claim: the kubelet's limit plus the claimed bytes.
 
-    ``asked`` is empty if the runtime has dropped the kubelet's limits, as stock containerd does. The pod's original
+    ``requested`` is empty if the runtime has dropped the kubelet's limits, as stock containerd does. The pod's original
     limit is then used instead: it is the sum of its containers' limits, and 0 if none of them asked for pages. Limits
     are rounded down to whole pages, as the kernel does.
     """
     limits: dict[str, DesiredLimit] = {}
-    for size in sorted({*pod_own, *claimed}):
-        base = asked.get(size, 0) if asked else pod_own.get(size) or 0
+    for size in sorted({*pod_limits, *claimed}):
+        base = requested.get(size, 0) if requested else pod_limits.get(size) or 0
         mine = claimed.get(size, 0)
         limit = (base + mine) // size * size
         limits |= {file: DesiredLimit(limit, needed=mine > 0) for file in hugepage_files(size)}
     return limits
 
 
-def hugepage_raises(
+def hugepage_increases(
     claimed: Mapping[int, int], sizes: Iterable[int], counted: Mapping[int, int] = MappingProxyType({})
-) -> dict[str, Raise]:
+) -> dict[str, LimitIncrease]:
     """Returns the increases to make to a pod's hugepage limits. ``claimed`` is the sum of its containers' claims.
 
     ``counted`` contains the bytes that the kubelet has added for claims.
     """
     return {
-        hugepage_files(size)[0]: Raise(
-            plus=claimed.get(size, 0), needed=claimed.get(size, 0) > 0, counted=counted.get(size, 0)
+        hugepage_files(size)[0]: LimitIncrease(
+            amount=claimed.get(size, 0), needed=claimed.get(size, 0) > 0, counted=counted.get(size, 0)
         )
         for size in sorted({*sizes, *claimed})
     }
 
 
 def guard_limits(
-    sizes: Iterable[int], reservable: Mapping[str, Limit], pod_own: Callable[[], Mapping[int, Limit]], *, supplied: bool
+    sizes: Iterable[int],
+    reservable: Mapping[str, Limit],
+    pod_limits: Callable[[], Mapping[int, Limit]],
+    *,
+    supplied: bool,
 ) -> dict[str, DesiredLimit]:
     """Returns the limits that keep a container without a memory claim from reserving hugepages.
 
@@ -331,10 +342,10 @@ def guard_limits(
     kills the process (PostgreSQL's "Bus error"); with them, mmap fails. ``reservable`` contains the current reservation
     limits. ``supplied`` is True if the runtime has supplied the container's own hugepage limits. If it has not, a size
     is limited only if the pod's original limit is 0, since the container may otherwise have asked for pages.
-    ``pod_own`` returns the pod's original limits, and is called only if they are needed.
+    ``pod_limits`` returns the pod's original limits, and is called only if they are needed.
     """
     files = {file: size for size in sizes if reservable.get(file := hugepage_files(size)[1], 0) != 0}
     if not files:
         return {}
-    own = {} if supplied else pod_own()
+    own = {} if supplied else pod_limits()
     return {file: DesiredLimit(0) for file, size in files.items() if supplied or own.get(size) == 0}

@@ -43,7 +43,7 @@ from numa_node.files import is_named, is_shortage, locked
 from numa_node.ticks import until_tick
 
 from nri_backend.budgets import IDLE_SECONDS
-from nri_backend.node.heartbeat import EVERY_SECONDS, HEARTBEAT_BYTES, STALE_HEARTBEATS, Heartbeat, Leadership
+from nri_backend.node.heartbeat import HEARTBEAT_BYTES, HEARTBEAT_SECONDS, STALE_HEARTBEATS, Heartbeat, Leadership
 
 POLL_SECONDS: Final = 0.1
 """Interval between attempts to acquire the lock. flock(2) cannot be awaited, a takeover must complete within a second,
@@ -66,7 +66,7 @@ class ActiveLock:
         self._own = Heartbeat(instance, clock(), serving=False)
         self._fd = -1
         self._held = False
-        self._pace_changed = asyncio.Event()
+        self._interval_changed = asyncio.Event()
         self._last_warning = ""
         self._holder: Heartbeat | None = self._own
         """Last heartbeat from another holder; initially this instance's own. A holder without a heartbeat (None) is
@@ -97,7 +97,7 @@ class ActiveLock:
         """The lock's holder, as this instance sees it."""
         holder = self._holder
         first = holder is not None and holder.serving and 0 < holder.since < self._own.since
-        return Leadership(self.fresh, first, own=self._held)
+        return Leadership(self.fresh, first, is_self=self._held)
 
     def set_serving(self, *, serving: bool) -> None:
         """Sets whether this instance is synchronized with the runtime.
@@ -117,16 +117,16 @@ class ActiveLock:
         """Switches to the idle or the normal heartbeat interval. If this instance holds the lock, immediately writes a
         heartbeat with the new interval.
         """
-        self._own = replace(self._own, every=IDLE_SECONDS if idle else EVERY_SECONDS)
+        self._own = replace(self._own, every=IDLE_SECONDS if idle else HEARTBEAT_SECONDS)
         if self._held:
             self.beat()
-        self._pace_changed.set()
+        self._interval_changed.set()
 
     async def acquire(self) -> None:
         """Waits until this instance holds the lock. Raises OSError if a file cannot be opened, unless this is because
         file descriptors or memory have run out.
         """
-        while not self._tried():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
+        while not self._try_or_warn():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
             await asyncio.sleep(POLL_SECONDS)
 
     async def renew_forever(self) -> Never:
@@ -134,10 +134,10 @@ class ActiveLock:
         while True:
             self.check()
             self.beat()
-            self._pace_changed.clear()
+            self._interval_changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(until_tick(self._own.every)):
-                    await self._pace_changed.wait()
+                    await self._interval_changed.wait()
 
     def try_acquire(self) -> bool:
         """Tries once to acquire the lock. Returns True if this instance holds it. Raises OSError."""
@@ -170,7 +170,7 @@ class ActiveLock:
             os.close(self._fd)
             self._fd = -1
 
-    def _tried(self) -> bool:
+    def _try_or_warn(self) -> bool:
         """Tries once to acquire the lock, as try_acquire() does. Returns False if file descriptors or memory have run
         out.
         """
@@ -210,7 +210,7 @@ class ActiveLock:
         holder = self._holder
         # A holder that loses its connection to the runtime writes a heartbeat immediately, so there is no late
         # heartbeat to wait for.
-        every = holder.every if holder is not None and holder.serving else EVERY_SECONDS
+        every = holder.every if holder is not None and holder.serving else HEARTBEAT_SECONDS
         return self._clock() - self._grace_start > STALE_HEARTBEATS * every
 
     def _take_over(self) -> None:

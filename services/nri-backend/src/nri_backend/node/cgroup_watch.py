@@ -52,7 +52,7 @@ class CgroupWatch:
         loop = asyncio.get_running_loop()
 
         def ready() -> None:
-            if paths := self.take_changed():
+            if paths := self.pop_changed():
                 changed(paths)
             self._stop_timer()
             if self._delayed:
@@ -65,17 +65,17 @@ class CgroupWatch:
         """Ends the watch."""
         asyncio.get_running_loop().remove_reader(self._epoll.fileno())
         self._stop_timer()
-        self.follow(())
+        self.watch(())
         self._epoll.close()
 
-    def follow(self, paths: Collection[str]) -> set[str]:
+    def watch(self, paths: Collection[str]) -> set[str]:
         """Watches exactly the given cgroups, and returns those whose file has already changed.
 
         A cgroup whose file cannot be opened is left out.
         """
         changed = set()
         for path in self._descriptors.keys() - set(paths):
-            self._leave(path)
+            self._unwatch(path)
         for path in set(paths) - self._descriptors.keys():
             with contextlib.suppress(OSError):
                 descriptor = os.open(f"{self._root}/{path}/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
@@ -86,10 +86,10 @@ class CgroupWatch:
                     with contextlib.suppress(PermissionError):  # a regular file, which has no events
                         self._epoll.register(descriptor, select.EPOLLPRI)
                 except OSError:
-                    self._leave(path)
+                    self._unwatch(path)
         return changed
 
-    def follows(self, paths: Collection[str]) -> bool:
+    def watches(self, paths: Collection[str]) -> bool:
         """Returns True if all of the given cgroups are watched."""
         return self._descriptors.keys() >= set(paths)
 
@@ -111,7 +111,7 @@ class CgroupWatch:
                     found[path] = os.pread(descriptor, _MAX_BYTES, 0)
             return found
 
-    def take_changed(self) -> set[str]:
+    def pop_changed(self) -> set[str]:
         """Returns the cgroups whose file has changed since the last call, except those reported less than ``interval``
         seconds ago, which a later call returns.
         """
@@ -122,7 +122,7 @@ class CgroupWatch:
                 self._arm(descriptor)
                 self._delayed.add(path)
             except OSError:
-                self._leave(path)  # the cgroup was removed
+                self._unwatch(path)  # the cgroup was removed
                 removed.add(path)
         due = {path for path in self._delayed if now - self._reported.get(path, -math.inf) >= self._interval}
         self._delayed -= due
@@ -133,7 +133,7 @@ class CgroupWatch:
     def _arm(descriptor: int) -> bytes:
         return os.pread(descriptor, _MAX_BYTES, 0).strip()
 
-    def _leave(self, path: str) -> None:
+    def _unwatch(self, path: str) -> None:
         descriptor = self._descriptors.pop(path)
         del self._paths[descriptor]
         self._reported.pop(path, None)

@@ -69,7 +69,7 @@ class FileCache:
         """Comparisons by their first key. The dictionary is replaced whenever a reading or descriptor changes, so that
         a thread can see that its comparison is out of date."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
+        self._max_open = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
     def store(self, key: str, plan: object, seen: Seen) -> None:
         """Stores a reading in which no problem was found, and the desired values that it was compared with."""
@@ -158,7 +158,7 @@ class FileCache:
         return found
 
     def _free(self) -> int:
-        return self._most - sum(len(reading.opened) for reading in tuple(self._readings.values()))
+        return self._max_open - sum(len(reading.opened) for reading in tuple(self._readings.values()))
 
     def differing(self, keys: Sequence[str]) -> list[str]:
         """Returns the keys with a file whose content differs from the last reading. Blocks."""

@@ -11,15 +11,15 @@ from typing import Final, Self
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 
-EVERY_SECONDS: Final = 2.0
+HEARTBEAT_SECONDS: Final = 2.0
 """Interval between heartbeats while the node has claims: the tick interval (numa_node/ticks.py)."""
 STALE_HEARTBEATS: Final = 3
 """Maximum age of a fresh heartbeat, in heartbeat intervals. It is more than one, since a heartbeat may be late on a
 busy node.
 """
-STALE_SECONDS: Final = STALE_HEARTBEATS * EVERY_SECONDS
+STALE_SECONDS: Final = STALE_HEARTBEATS * HEARTBEAT_SECONDS
 """Maximum age in seconds of a fresh heartbeat while the node has claims."""
-_MAX_EVERY_SECONDS: Final = 60.0
+_MAX_HEARTBEAT_SECONDS: Final = 60.0
 HEARTBEAT_BYTES: Final = 256
 """Size of an encoded heartbeat. It is constant, so that a heartbeat can be overwritten in place even on a full disk."""
 _MAX_AHEAD_SECONDS: Final = 1.0
@@ -38,7 +38,7 @@ class Heartbeat:
     """True if the holder was synchronized with the container runtime."""
     since: float = 0.0
     """Time on the monotonic clock at which ``serving`` last changed."""
-    every: float = EVERY_SECONDS
+    every: float = HEARTBEAT_SECONDS
     """Time in seconds until the next heartbeat."""
 
     def encode(self) -> bytes:
@@ -55,13 +55,13 @@ class Heartbeat:
         match document:
             case {"instance": str(instance), "at": float(at), "serving": bool(serving)}:
                 since, every = document.get("since"), document.get("every")
-                paced = isinstance(every, float) and EVERY_SECONDS <= every <= _MAX_EVERY_SECONDS
+                valid = isinstance(every, float) and HEARTBEAT_SECONDS <= every <= _MAX_HEARTBEAT_SECONDS
                 return cls(
                     instance,
                     at,
                     serving,
                     since if isinstance(since, float) else 0.0,
-                    every if paced else EVERY_SECONDS,
+                    every if valid else HEARTBEAT_SECONDS,
                 )
         return None
 
@@ -83,5 +83,5 @@ class Leadership:
     """True if the runtime calls the holder before this instance. The runtime calls plugins in the order in which they
     registered.
     """
-    own: bool = False
+    is_self: bool = False
     """True if the holder is this instance."""

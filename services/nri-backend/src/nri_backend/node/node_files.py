@@ -80,7 +80,7 @@ class ObservedFiles(NodeFiles):
         self._changes: dict[str, Change] = {}
         """The changes by path. A later change to the same file replaces an earlier one."""
 
-    def take(self) -> list[Change]:
+    def pop_changes(self) -> list[Change]:
         """Returns the changes that were recorded since the last call."""
         taken, self._changes = list(self._changes.values()), {}
         return taken

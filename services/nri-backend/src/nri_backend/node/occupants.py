@@ -18,7 +18,7 @@ class Sandbox:
     """
 
     pod: str
-    beside: Collection[str]
+    outside_sandbox: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def occupants(
         path = others.paths[container_id] if sandbox is None else sandbox.pod
         cpus = parsed[read[container_id]] if container_id in read else None
         if not cpus:
-            cpus = _shown_cpus(tree, path, None if sandbox is None else sandbox.beside)
+            cpus = _shown_cpus(tree, path, None if sandbox is None else sandbox.outside_sandbox)
         if cpus is None or (cpus & own and not (partition and _is_elsewhere(tree, path, own, others.online))):
             found[container_id] = cpus
     return found
@@ -83,10 +83,10 @@ def _cpus_in(content: bytes) -> frozenset[int] | None:
         return None
 
 
-def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> frozenset[int] | None:
+def _shown_cpus(tree: CgroupTree, path: str, outside_sandbox: Collection[str] | None) -> frozenset[int] | None:
     """Returns the effective CPUs of a cgroup: empty if it does not exist, None if they cannot be read."""
     try:
-        paths = [path] if beside is None else sandbox_cgroups(tree, path, beside)
+        paths = [path] if outside_sandbox is None else sandbox_cgroups(tree, path, outside_sandbox)
         seen = [tree.read_set(one, EFFECTIVE) for one in paths]
     except CgroupGoneError:
         return frozenset() if tree.is_mounted() else None
@@ -95,14 +95,14 @@ def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> 
     return None if None in seen else frozenset().union(*filter(None, seen))
 
 
-def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list[str]:
+def sandbox_cgroups(tree: CgroupTree, pod: str, outside_sandbox: Collection[str]) -> list[str]:
     """Returns the cgroups in which a pod's virtual machine or sandbox runs; none if the pod has no processes.
 
-    ``beside`` contains the cgroups of the pod's containers that run outside the sandbox. If one of the sandbox's
-    cgroups has no cpuset files, the result depends on ``beside``: if it is empty, only the pod's own cgroup is
-    returned; otherwise, only the sandbox's cgroups with cpuset files are returned. Raises CgroupAccessError.
+    ``outside_sandbox`` contains the cgroups of the pod's containers that run outside the sandbox. If one of the
+    sandbox's cgroups has no cpuset files, the result depends on ``outside_sandbox``: if it is empty, only the pod's own
+    cgroup is returned; otherwise, only the sandbox's cgroups with cpuset files are returned. Raises CgroupAccessError.
     """
-    children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in beside]
+    children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in outside_sandbox]
     found = [path for path in children if tree.populated(path)]
     own = [path for path in found if tree.has(path, CPUS)]
-    return own if len(own) == len(found) or beside else [pod]
+    return own if len(own) == len(found) or outside_sandbox else [pod]

@@ -125,8 +125,8 @@ def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Pr
     problems = tuple(filter(None, (capability_problem(host_root), lower_sys_admin(host_root))))
     if not partitions:
         return Privileges(problems=problems)
-    right = PartitionRight(tree, host_root)
-    return Privileges(right.obstacle, problems, right.probe_is_due)
+    permission = PartitionPermission(tree, host_root)
+    return Privileges(permission.obstacle, problems, permission.probe_is_due)
 
 
 def lower_sys_admin(host_root: str) -> Problem:
@@ -192,7 +192,7 @@ def process_obstacle(host_root: str) -> Problem:
     return NO_PROBLEM
 
 
-class PartitionRight:
+class PartitionPermission:
     """Determines whether this process may create partitions on a kernel that supports them.
 
     Obstacles in the process itself (its capabilities and its user namespace) are determined when the object is created.
@@ -212,14 +212,14 @@ class PartitionRight:
         if not self._known:
             self._known = True
             # The probe creates a cgroup.
-            self._obstacle = NO_PROBLEM if self._tree.observes else self._ask_kernel()
+            self._obstacle = NO_PROBLEM if self._tree.observes else self._probe_kernel()
         return self._obstacle
 
     def probe_is_due(self) -> bool:
         """Returns True if the kernel has not been probed yet but can be."""
         return not self._known and not self._tree.partition_obstacle()
 
-    def _ask_kernel(self) -> Problem:
+    def _probe_kernel(self) -> Problem:
         try:
             answer = _probe(self._tree, self._host_root)
         except (OSError, ValueError, CgroupGoneError, CgroupAccessError) as error:

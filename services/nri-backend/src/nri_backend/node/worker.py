@@ -8,13 +8,13 @@ cgroup, and its steps are computed when its turn comes. An audit job ends after 
 steps to a later job, so a hook waits no longer than that. Jobs for hooks overtake all waiting audit jobs.
 
 A hook's job usually takes less time than its result takes to travel back through the executor and the event loop. So
-the event loop blocks until such a job ends, for at most HOLD_SECONDS. It could do little else in this time, since
+the event loop blocks until such a job ends, for at most LOOP_BLOCK_SECONDS. It could do little else in this time, since
 nearly all of the job is Python code, which runs in one thread at a time.
 
 A kernel call can hang, for example while the kernel waits for one of the cgroup's processes that is in an
-uninterruptible state. Such a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without it:
+uninterruptible state. Such a call cannot be cancelled. After ABANDON_SECONDS the worker continues without it:
 
-  time       0                PASS_BY_SECONDS
+  time       0                ABANDON_SECONDS
   thread 1   step of c1 hangs in the kernel ·····················  returns: late result
   thread 2                    the next jobs, without steps of c1   jobs with steps of c1 again
 
@@ -23,8 +23,8 @@ uninterruptible state. Such a call cannot be cancelled. After PASS_BY_SECONDS th
 * The hung step's container is treated as if it ran on the CPUs that the step would assign to it, and the hang is
   reported as a problem.
 * When the call returns, the caller gets the step's result late. On a slow machine, each attempt may take longer than
-  PASS_BY_SECONDS, and without the late result the audit would repeat the step forever.
-* While MAX_STUCK calls hang, no new job begins, so a kernel that no longer returns from calls does not tie up all
+  ABANDON_SECONDS, and without the late result the audit would repeat the step forever.
+* While MAX_HUNG calls hang, no new job begins, so a kernel that no longer returns from calls does not tie up all
   threads. A hook that waits for the same container is answered at its own deadline.
 """
 
@@ -37,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from nri_backend.budgets import HOLD_SECONDS, JOB_SECONDS, MAX_STUCK, PASS_BY_SECONDS
+from nri_backend.budgets import ABANDON_SECONDS, JOB_SECONDS, LOOP_BLOCK_SECONDS, MAX_HUNG
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
@@ -57,16 +57,16 @@ class _Job(Generic[Result]):
     """Results that the caller has not taken yet, in order."""
     current: str = ""
     """Name of the current step."""
-    passed_by: bool = False
-    _at_work: threading.Lock = field(default_factory=threading.Lock)
+    abandoned: bool = False
+    _running: threading.Lock = field(default_factory=threading.Lock)
     """Lock that is held from the job's creation until run() has ended."""
 
     def __post_init__(self) -> None:
-        self._at_work.acquire()
+        self._running.acquire()
 
     def ends_within(self, seconds: float) -> bool:
         """Blocks until run() has ended, but at most for ``seconds``. Returns True if it has ended. Called only once."""
-        return self._at_work.acquire(timeout=seconds)
+        return self._running.acquire(timeout=seconds)
 
     def run(self) -> None:
         """Runs at least one step, unless the worker gave up on the job before it began."""
@@ -74,15 +74,15 @@ class _Job(Generic[Result]):
         try:
             for name, step in self.steps:
                 self.current = name
-                if self.passed_by:
+                if self.abandoned:
                     break
                 self.results.append(step())
                 if self.clock() >= end:
                     break
         finally:
-            self._at_work.release()
+            self._running.release()
 
-    def take_results(self) -> list[Result]:
+    def pop_results(self) -> list[Result]:
         """Returns the results so far. A later call returns those added since."""
         taken = self.results[:]
         del self.results[: len(taken)]
@@ -111,19 +111,19 @@ class CgroupWorker:
         self._busy = False
         self._hooks: deque[asyncio.Future[None]] = deque()
         self._background: deque[asyncio.Future[None]] = deque()
-        self.stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
+        self.hung: dict[str, tuple[asyncio.Future[None], float]] = {}
         """Names of hung steps, each with its job and the time at which the worker continued without it."""
 
     @property
-    def stuck_seconds(self) -> dict[str, float]:
+    def hung_seconds(self) -> dict[str, float]:
         """Names of hung steps, each with the number of seconds since the worker continued without it."""
         now = self._clock()
-        return {name: now - since for name, (_, since) in self.stuck.items()}
+        return {name: now - since for name, (_, since) in self.hung.items()}
 
     @property
     def free(self) -> bool:
         """True if no job is running and no step is hung."""
-        return not (self._busy or self.stuck)
+        return not (self._busy or self.hung)
 
     async def work(
         self, plan: Callable[[], Sequence[Step[Result]]], late: Callable[[list[Result]], object] | None = None
@@ -137,13 +137,13 @@ class CgroupWorker:
         job, running = await self._run(plan, self._background, late)
         if running.done() and not running.cancelled():
             running.result()
-        return job.take_results()
+        return job.pop_results()
 
     async def finish(self, name: str, plan: Callable[[], Step[Result]]) -> Result:
         """Runs one step of a hook to completion, waiting first for any hung step with the same name."""
         while True:
-            while name in self.stuck:
-                await asyncio.wait({self.stuck[name][0]})
+            while name in self.hung:
+                await asyncio.wait({self.hung[name][0]})
             job, running = await self._run(lambda: [plan()], self._hooks)
             if not (job.results or running.cancelled()):
                 await asyncio.shield(running)
@@ -167,19 +167,19 @@ class CgroupWorker:
             await self._wait_for_turn(queue)
         self._busy = True
         try:
-            while len(self.stuck) >= MAX_STUCK:
-                await asyncio.wait([running for running, _ in self.stuck.values()], return_when="FIRST_COMPLETED")
+            while len(self.hung) >= MAX_HUNG:
+                await asyncio.wait([running for running, _ in self.hung.values()], return_when="FIRST_COMPLETED")
             # The steps are computed only now, so that they are based on the current state.
-            job = _Job([step for step in plan() if step[0] not in self.stuck], self._clock, late)
+            job = _Job([step for step in plan() if step[0] not in self.hung], self._clock, late)
             # Not to_thread: the job must continue if the caller is cancelled.
             running = asyncio.get_running_loop().run_in_executor(None, job.run)
-            if queue is self._hooks and job.ends_within(HOLD_SECONDS):
+            if queue is self._hooks and job.ends_within(LOOP_BLOCK_SECONDS):
                 return job, running
             try:
-                await asyncio.wait({running}, timeout=PASS_BY_SECONDS)
+                await asyncio.wait({running}, timeout=ABANDON_SECONDS)
             finally:
                 if not running.done():
-                    self._pass_by(job, running)
+                    self._abandon(job, running)
         finally:
             self._give_turn()
         return job, running
@@ -203,30 +203,30 @@ class CgroupWorker:
                 return
         self._busy = False
 
-    def _pass_by(self, job: _Job[Result], running: asyncio.Future[None]) -> None:
+    def _abandon(self, job: _Job[Result], running: asyncio.Future[None]) -> None:
         """Continues without a job that has not ended in time.
 
-        The job's thread runs no further steps. The current step is entered in :attr:`stuck` until its kernel call
+        The job's thread runs no further steps. The current step is entered in :attr:`hung` until its kernel call
         returns; then its result goes to the job's ``late`` function, or to finish(), which still waits for it.
         """
-        job.passed_by = True
+        job.abandoned = True
         name = job.current
         if not name:
             # The job has not begun, since every thread is busy. It is cancelled, because the values that it would write
             # later would be out of date.
             running.cancel()
             return
-        self.stuck[name] = running, self._clock()
+        self.hung[name] = running, self._clock()
         self._hangs(name)
 
         def ended(running: asyncio.Future[None]) -> None:
             if error := running.exception():
                 _log.error("delayed cgroup write failed", exc_info=error, extra={"at": name})
-            del self.stuck[name]
+            del self.hung[name]
             self._freed()
             # ``late`` is None in a job of finish(), which waits for the result of its step and takes it from the job.
             # An audit job has no results left if its step failed, or if the caller of work() has already taken them.
-            if job.late is not None and (results := job.take_results()):
+            if job.late is not None and (results := job.pop_results()):
                 job.late(results)
 
         running.add_done_callback(ended)

@@ -145,7 +145,7 @@ class PluginService:
                 answer = end.value
             else:
                 async with deadline:
-                    answer = await _rest(hook, pending)
+                    answer = await _resume(hook, pending)
             outcome = "ok"
             return answer.SerializeToString()
         except RejectedError as error:
@@ -229,7 +229,7 @@ class PluginService:
 
 
 @types.coroutine
-def _rest(hook: Coroutine[Any, Any, Message], pending: Any) -> Generator[Any, Any, Message]:
+def _resume(hook: Coroutine[Any, Any, Message], pending: Any) -> Generator[Any, Any, Message]:
     """Runs the rest of a hook that is waiting for the future ``pending``. Returns its result, or raises its error."""
     try:
         while True:

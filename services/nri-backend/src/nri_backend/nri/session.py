@@ -24,7 +24,7 @@ from nri_backend.nri.plugin import RUNTIME_SERVICE, CallDone, PluginService
 from nri_backend.nri.wire import TtrpcError
 
 _log = logging.getLogger(__name__)
-_OUR_NRI = "v0.12.2"
+_NRI_VERSION = "v0.12.2"
 # Delays between connection attempts. A runtime restarts within two seconds, so the maximum is one second.
 _MIN_DELAY_SECONDS = 0.05
 _MAX_DELAY_SECONDS = 1.0
@@ -52,7 +52,7 @@ class RuntimeSession:
         self._hooks = hooks
         self._changed = changed
         self._call_done = call_done
-        self._registration = pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=_OUR_NRI)
+        self._registration = pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=_NRI_VERSION)
         self._backoff = backoff or Backoff(_MIN_DELAY_SECONDS, _MAX_DELAY_SECONDS)
         self._link: Link | None = None
 

@@ -21,8 +21,8 @@ MAX_LIST: Final = 32 << 10
 """Maximum length of a list in bytes. A list of every other CPU of the largest machine takes 20 KB."""
 # In the worst case, the caches take 28 MB: 12 MB each for 256 parsed and 256 formatted sets of 512 CPUs, and 4 MB for 8
 # sets of 8192. The few lists on a real node take up only a small part of that.
-_REMEMBERED: Final = 256
-_REMEMBERED_LARGE: Final = 8
+_CACHED_SETS: Final = 256
+_CACHED_LARGE_SETS: Final = 8
 _MAX_TEXT: Final = 256
 _MAX_SET: Final = 512
 
@@ -50,7 +50,7 @@ def parse_or_none(text: str) -> frozenset[int] | None:
         return None
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHED_SETS)
 def _parsed_if_small(text: str) -> frozenset[int] | None:
     found = _parse(text)
     return found if len(found) <= _MAX_SET else None
@@ -78,7 +78,7 @@ def _parse(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-_parsed_large = lru_cache(_REMEMBERED_LARGE)(_parse)
+_parsed_large = lru_cache(_CACHED_LARGE_SETS)(_parse)
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
@@ -97,4 +97,4 @@ def _format(cpus: frozenset[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-_formatted_small = lru_cache(_REMEMBERED)(_format)
+_formatted_small = lru_cache(_CACHED_SETS)(_format)

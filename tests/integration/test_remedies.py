@@ -116,7 +116,7 @@ def test_a_kernel_without_partitions_is_a_limitation_of_the_node(tmp_path: Path)
 def test_the_remedy_for_a_missing_cdi_directory_names_the_volume(tmp_path: Path) -> None:
     """The remedy names the chart's volume."""
     missing = str(tmp_path / "cdi")
-    (text,) = ClaimDirectory(missing, absence=missing_cdi_directory(missing)).refresh().problems.values()
+    (text,) = ClaimDirectory(missing, problem_if_missing=missing_cdi_directory(missing)).refresh().problems.values()
     problem = file_problem(text)
     assert (problem.code, missing in problem) == (BackendCode.CLAIMS_DIRECTORY_MISSING, True)
     assert "the chart's cdi volume" in cause_of(problem.code_text).remedy

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 from nri_backend.setup.containerd import missing_settings, write_drop_in
 from numa_node.runtimes.containerd import read_dump
-from numa_node.runtimes.settings import NEEDED, REQUIRE_PLUGIN, required_value
+from numa_node.runtimes.settings import NEEDED_SETTINGS, REQUIRE_PLUGIN, required_value
 from numa_tools.doctor.runtime_settings import printed_settings
 
 from tests.fakes.containerd_dump import Document, dump, merge
@@ -25,7 +25,7 @@ OFF: tuple[Document, Document] = (
 def lacking(document: Document) -> set[str]:
     """Returns the settings that the doctor would report as wrong in containerd's output."""
     _, settings, _ = printed_settings(toml_text(document))
-    names = (*NEEDED, *REQUIRE_PLUGIN)
+    names = (*NEEDED_SETTINGS, *REQUIRE_PLUGIN)
     return {name for name in names if settings[name] != required_value(name, settings[name], DIRECTORY)}
 
 

@@ -100,13 +100,15 @@ class DirectoryReplacedError(OSError):
 class ClaimDirectory:
     """The claim directory as last scanned. Not thread-safe: only one :meth:`refresh` at a time."""
 
-    def __init__(self, path: str, clock_ns: Callable[[], int] = stamp_clock_ns, *, absence: str = "") -> None:
+    def __init__(
+        self, path: str, clock_ns: Callable[[], int] = stamp_clock_ns, *, problem_if_missing: str = ""
+    ) -> None:
         """Creates an initially empty view.
 
-        ``absence`` is the problem to report while the directory does not exist, or empty if that is normal.
+        ``problem_if_missing`` is the problem to report while the directory does not exist, or empty if that is normal.
         """
         self._path = path
-        self._absence = absence
+        self._problem_if_missing = problem_if_missing
         self._clock_ns = clock_ns
         self._entries: dict[str, _Entry] = {}
         self._stamp: _Stamp = ()
@@ -144,7 +146,7 @@ class ClaimDirectory:
                 return self.view
             found, problem = self._scan(now_ns)
         except FileNotFoundError:
-            stamp, found, problem = (), {}, self._absence
+            stamp, found, problem = (), {}, self._problem_if_missing
         except OSError as error:
             return self._report_problem(
                 f"{self._path} cannot be read: {error.strerror}; the claims read so far remain in effect"

@@ -101,7 +101,7 @@ class ErrorLog:
         self._logged.pop(item, None)
 
 
-class LimitedLog:
+class RateLimitedLog:
     """A log for warnings that untrusted input can trigger. It logs at most ``limit`` warnings in ``seconds``
     seconds.
     """

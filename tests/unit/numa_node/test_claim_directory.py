@@ -272,7 +272,7 @@ def test_a_missing_directory_is_reported_to_readers(tmp_path: Path) -> None:
     """The writer creates the directory itself, but for a reader in another container, a missing directory means that
     its mount is missing.
     """
-    directory = ClaimDirectory(str(tmp_path / "cdi"), absence="the mount is missing")
+    directory = ClaimDirectory(str(tmp_path / "cdi"), problem_if_missing="the mount is missing")
     assert directory.refresh().problems == {"": "the mount is missing"}
     (tmp_path / "cdi").mkdir()
     assert directory.refresh().problems == {}

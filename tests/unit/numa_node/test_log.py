@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from numa_node.log import ErrorLog, LimitedLog, set_up_logging
+from numa_node.log import ErrorLog, RateLimitedLog, set_up_logging
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_warnings_beyond_a_limit_are_counted(caplog: pytest.LogCaptureFixture) -
     of omitted warnings.
     """
     now = 0.0
-    limited = LimitedLog(logging.getLogger("a"), 2, 60.0, lambda: now)
+    limited = RateLimitedLog(logging.getLogger("a"), 2, 60.0, lambda: now)
     for _ in range(1000):
         limited.warn("event", {"object": "p"})
     now = 60.0

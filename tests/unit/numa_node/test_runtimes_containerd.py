@@ -15,7 +15,7 @@ from numa_node.runtimes.containerd import (
     NRI,
     RULES,
     Documents,
-    Effective,
+    EffectiveConfig,
     Release,
     Rules,
     RuntimeConfigError,
@@ -31,7 +31,7 @@ OLD, EARLY, MIDDLE, NEW = (1, 7, 27), (2, 0, 1), (2, 1, 9), (2, 3, 4)
 ALL = (OLD, EARLY, MIDDLE, NEW)
 
 
-def read(release: Release, *texts: str) -> Effective:
+def read(release: Release, *texts: str) -> EffectiveConfig:
     """Reads files according to a release's rules."""
     (rules,) = rules_for(release)
     return rules.read([(f"/f{number}", tomllib.loads(text)) for number, text in enumerate(texts)])
@@ -224,7 +224,7 @@ def test_files_are_read_as_real_releases_read_them(case: dict[str, Any], release
     assert found.has_cri is not bool(off if release >= (2,) else CRI_OF_1 not in expected)
 
 
-def read_or_refuse(rules: Rules, files: Documents) -> tuple[Effective | None, str]:
+def read_or_refuse(rules: Rules, files: Documents) -> tuple[EffectiveConfig | None, str]:
     """Returns the settings that result from the files and the rules, or None and the reason."""
     try:
         return rules.read(files), ""

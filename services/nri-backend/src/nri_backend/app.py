@@ -96,7 +96,7 @@ class Backend:
         read_node = partial(read_host, settings.host_root, tree, privileges.partition_obstacle)
         self._privileges = privileges
         deps = Deps(
-            directory=ClaimDirectory(config.cdi_dir, absence=missing_cdi_directory(config.cdi_dir)),
+            directory=ClaimDirectory(config.cdi_dir, problem_if_missing=missing_cdi_directory(config.cdi_dir)),
             tree=tree,
             read_host=read_node,
             enforcement_records=EnforcementRecords(settings.backend_dir, tree),

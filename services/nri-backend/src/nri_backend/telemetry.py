@@ -10,7 +10,7 @@ from typing import Final
 
 from numa_contract import __version__
 from numa_contract.reports import Metric, MetricSample
-from numa_node.log import LimitedLog
+from numa_node.log import RateLimitedLog
 
 # A hook should take at most 50 ms in this process, with a median below 2 ms; the runtime's timeout is 2 s.
 _HOOK_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
@@ -94,7 +94,7 @@ class Telemetry:
         self._repairs = _Series(
             "repairs", "Number of cgroup files that differed from the claims and were repaired, by kind.", "kind"
         )
-        self._repair_log = LimitedLog(_log, REPAIR_LINES, 600.0, clock)
+        self._repair_log = RateLimitedLog(_log, REPAIR_LINES, 600.0, clock)
         text = "Number of processes in containers with memory claims that the kernel killed for lack of memory."
         self._kills = _Series("memory_kills", text)
         self._mover = _Series(

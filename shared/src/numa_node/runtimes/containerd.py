@@ -116,7 +116,7 @@ def read_dump(text: str) -> Dump:
 
 
 @dataclass(frozen=True, slots=True)
-class Effective:
+class EffectiveConfig:
     """Configuration that one release derives from a set of files."""
 
     plugins: Table
@@ -165,7 +165,7 @@ class Rules:
     first: Release
     last: Release
     """Last release in the range. Without a patch number, every patch release of this minor release is included."""
-    read: Callable[[Documents], Effective]
+    read: Callable[[Documents], EffectiveConfig]
 
     def covers(self, release: Release) -> bool:
         """Returns True if a release reads files by these rules."""
@@ -215,7 +215,7 @@ def grpc_address(documents: Documents) -> str:
     return found
 
 
-def _read_1_7(documents: Documents) -> Effective:
+def _read_1_7(documents: Documents) -> EffectiveConfig:
     version, plugins, disabled, required = 1, Table(), set[str](), set[str]()
     for path, document in documents:
         version = _version(path, document) or version
@@ -230,10 +230,10 @@ def _read_1_7(documents: Documents) -> Effective:
         fault = f"uses the plugin name {shown(odd[0])}"
         raise UndeterminedError(f"containerd 1.7 does not start if a version 2 file {fault}")
     cri, nri = (CRI_OF_1, NRI) if full else ("cri", "nri")
-    return Effective(plugins, cri, nri, frozenset(disabled), cri not in disabled, on_by_default=False)
+    return EffectiveConfig(plugins, cri, nri, frozenset(disabled), cri not in disabled, on_by_default=False)
 
 
-def _read_2(documents: Documents, take_over: Callable[[Table], None]) -> Effective:
+def _read_2(documents: Documents, take_over: Callable[[Table], None]) -> EffectiveConfig:
     """Returns the configuration that 2.0 to 2.2 derive from files, which they merge first and then convert."""
     newest = 3
     version, plugins, disabled = newest, Table(), set[str]()
@@ -251,15 +251,15 @@ def _read_2(documents: Documents, take_over: Callable[[Table], None]) -> Effecti
     return _effective_2(plugins, disabled)
 
 
-def _read_2_0_0(documents: Documents) -> Effective:
+def _read_2_0_0(documents: Documents) -> EffectiveConfig:
     return _read_2(documents, _replace_with_former_cri)
 
 
-def _read_2_0_2(documents: Documents) -> Effective:
+def _read_2_0_2(documents: Documents) -> EffectiveConfig:
     return _read_2(documents, _fill_from_former_cri)
 
 
-def _read_2_3(documents: Documents) -> Effective:
+def _read_2_3(documents: Documents) -> EffectiveConfig:
     """Returns the configuration that 2.3 and later derive from files, which they convert first and then merge."""
     newest = 4
     plugins, disabled = Table(), set[str]()
@@ -289,12 +289,12 @@ RULES: Final = (
 """Rules of all known releases, oldest first."""
 
 
-def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
+def _effective_2(plugins: Table, disabled: set[str]) -> EffectiveConfig:
     for one in disabled:
         if "." not in one:
             raise UndeterminedError(f"containerd 2 does not start if disabled_plugins contains {shown(one)}")
     parts = {CRI_OF_1, CRI_OF_2, "io.containerd.cri.v1.images"}
-    return Effective(plugins, CRI_OF_2, NRI, frozenset(disabled), parts.isdisjoint(disabled), on_by_default=True)
+    return EffectiveConfig(plugins, CRI_OF_2, NRI, frozenset(disabled), parts.isdisjoint(disabled), on_by_default=True)
 
 
 def _fill_from_former_cri(plugins: Table) -> None:

@@ -17,7 +17,7 @@ CONTAINERD: Final = "containerd"
 CRI_O: Final = "CRI-O"
 OLDEST: Final[dict[str, Release]] = {CONTAINERD: (1, 7, 16), CRI_O: (1, 30, 0)}
 """For each runtime, the first release whose NRI has all features that the backend requires."""
-VALIDATING: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
+VALIDATOR_SINCE: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
 """For each runtime, the first release with NRI's default validator, which can require plugins."""
 MIN_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
 """Minimum NRI timeouts, which are the runtimes' defaults (nri/pkg/adaptation). The backend answers hooks within
@@ -109,7 +109,7 @@ SETTINGS: Final = (
     ),
 )
 """All settings, in the order in which a drop-in lists them."""
-NEEDED: Final = ("cdi", "cdi_directories", "hugetlb", "nri", "connections")
+NEEDED_SETTINGS: Final = ("cdi", "cdi_directories", "hugetlb", "nri", "connections")
 """Settings without which claims do not reach containers."""
 REQUIRE_PLUGIN: Final = ("validator", "required", "tolerated")
 """Settings that prevent containers from starting without the driver, except in annotated pods."""
@@ -136,7 +136,7 @@ def required_value(name: str, found: Any, cdi_dir: str) -> Any:
             return True
 
 
-def matters(setting: Setting, dump: Dump) -> bool:
+def is_used(setting: Setting, dump: Dump) -> bool:
     """Returns True if the containerd that printed the dump uses the setting: only 1.7 has an option for the hugetlb
     controller.
     """

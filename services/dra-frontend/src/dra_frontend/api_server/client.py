@@ -16,7 +16,7 @@ from typing import Final
 
 from numa_contract.errors import shown
 from numa_node.backoff import Backoff
-from numa_node.log import LimitedLog
+from numa_node.log import RateLimitedLog
 
 from dra_frontend.api_server.answers import metadata_of_list, read_event, read_list, read_object
 from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, MAX_WATCH_SECONDS, WATCH_SECONDS, Connection
@@ -83,7 +83,7 @@ class KubeClient:
         self._others_pace = Pace(per_second=5.0, burst=20.0)
         # Events have their own rate limit, so they never delay reading a claim.
         self._event_pace = Pace(per_second=1.0, burst=20.0)
-        self._skipped = LimitedLog(_log, 1, 3600.0)
+        self._skipped = RateLimitedLog(_log, 1, 3600.0)
         self.claim_observers: list[Callable[[Document], object]] = []
         """Callbacks for each claim that :meth:`get_claim` returns.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from numa_contract.reports import ContainerReport
-from numa_node.log import LimitedLog
+from numa_node.log import RateLimitedLog
 
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.memory_kills import MAX_NEW, pod_of
@@ -51,7 +51,7 @@ class PodEvents:
     """Conditions in the latest reports."""
     _seen: object = None
     """The reports examined most recently."""
-    _left_out: LimitedLog = field(default_factory=lambda: LimitedLog(_log, 1, 600.0))
+    _left_out: RateLimitedLog = field(default_factory=lambda: RateLimitedLog(_log, 1, 600.0))
     _started: bool = False
     """True once reports have been examined. Conditions in the first reports are not observed, because the previous
     instance has already observed them.

@@ -25,7 +25,7 @@ from secrets import token_hex
 from typing import Any, Final, NamedTuple, Protocol
 
 from numa_contract.errors import cut_answer
-from numa_node.log import LimitedLog
+from numa_node.log import RateLimitedLog
 from numa_node.ticks import TICK_SECONDS
 
 from dra_frontend.api_server.errors import (
@@ -180,9 +180,9 @@ class EventRecorder:
         self._turns: dict[str, float] = {}
         """Time of the last write in each namespace."""
         self._failures = NamespaceFailures(_retry_seconds, clock)
-        self._new = LimitedLog(_log, MAX_LINES, 60.0, clock)
-        self._left_out = LimitedLog(_log, 1, 600.0, clock)
-        self._failed = LimitedLog(_log, 5, 600.0, clock)
+        self._new = RateLimitedLog(_log, MAX_LINES, 60.0, clock)
+        self._left_out = RateLimitedLog(_log, 1, 600.0, clock)
+        self._failed = RateLimitedLog(_log, 5, 600.0, clock)
 
     def observe(self, observation: Observation) -> None:
         """Records an observation. The Event is written at a later tick."""

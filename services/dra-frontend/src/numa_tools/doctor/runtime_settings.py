@@ -19,14 +19,14 @@ from numa_node.runtimes.containerd import (
     NRI,
     Documents,
     Dump,
-    Effective,
+    EffectiveConfig,
     Release,
     RuntimeConfigError,
     UndeterminedError,
     read_dump,
     rules_for,
 )
-from numa_node.runtimes.settings import CONTAINERD, CRI_O, OLDEST, REQUIRE_PLUGIN, SETTINGS, VALIDATING, Setting
+from numa_node.runtimes.settings import CONTAINERD, CRI_O, OLDEST, REQUIRE_PLUGIN, SETTINGS, VALIDATOR_SINCE, Setting
 from numa_node.toml_text import parse_toml
 
 # Newest CRI-O release for which the rules are known.
@@ -95,7 +95,7 @@ class NotTheKubeletsError(ValueError):
 
 def containerd_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
     """Returns the settings from containerd's files, each a value or Unclear. Raises NotTheKubeletsError."""
-    outcomes: dict[str, Effective] = {}
+    outcomes: dict[str, EffectiveConfig] = {}
     refusals: list[str] = []
     for rules in rules_for(release):
         try:
@@ -123,7 +123,7 @@ def crio_settings(documents: Documents, release: Release | None) -> dict[str, An
         number = ".".join(map(str, release))
         return unclear(f"this command cannot interpret CRI-O {number}'s files")
     found = {one.name: _in_crio(one, documents, one.default) for one in SETTINGS}
-    if release is None or release < VALIDATING[CRI_O]:
+    if release is None or release < VALIDATOR_SINCE[CRI_O]:
         found |= {name: _before_validator(name, found[name], release) for name in REQUIRE_PLUGIN}
     return found
 
@@ -148,7 +148,7 @@ def printed_settings(text: str) -> tuple[str, dict[str, Any], Dump | None]:
 def _settings_of(dump: Dump) -> dict[str, Any]:
     off = frozenset(one for one in (dump.cri, CRI_OF_1, NRI) if dump.is_disabled(one))
     on_by_default = dump.version != DUMP_OF_1_7
-    read = Effective(dump.plugins, dump.cri, NRI, off, off <= {NRI}, on_by_default)
+    read = EffectiveConfig(dump.plugins, dump.cri, NRI, off, off <= {NRI}, on_by_default)
     found = {one.name: _found(one, read) for one in SETTINGS}
     for one in SETTINGS:
         section = dump.cri if one.cri else NRI
@@ -157,7 +157,7 @@ def _settings_of(dump: Dump) -> dict[str, Any]:
     return found
 
 
-def _found(setting: Setting, read: Effective) -> Any:
+def _found(setting: Setting, read: EffectiveConfig) -> Any:
     """Returns a setting's value under one release's rules, or Unclear."""
     if setting.name == "nri" and not read.has_nri:
         return False

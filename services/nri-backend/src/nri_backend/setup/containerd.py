@@ -20,10 +20,10 @@ from numa_contract.errors import shown
 from numa_node.runtimes.containerd import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, resolve_var_run
 from numa_node.runtimes.settings import (
     MIN_SECONDS,
-    NEEDED,
+    NEEDED_SETTINGS,
     REQUIRE_PLUGIN,
     SETTINGS,
-    matters,
+    is_used,
     required_value,
 )
 
@@ -50,7 +50,7 @@ class Change:
 
 def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) -> list[Change]:
     """Returns the keys that must be changed, in section order. Disabled plugins are left out."""
-    changes = _changes(NEEDED, dump, cdi_dir)
+    changes = _changes(NEEDED_SETTINGS, dump, cdi_dir)
     for key, seconds in MIN_SECONDS.items():
         found = dump.value(NRI, key)
         changes.append(Change((NRI, key), _at_least(found, seconds), found))
@@ -62,7 +62,7 @@ def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) 
 def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
     """Returns a Change for each of the given settings, including those that already have the required value."""
     changes = []
-    for setting in (one for one in SETTINGS if one.name in names and matters(one, dump)):
+    for setting in (one for one in SETTINGS if one.name in names and is_used(one, dump)):
         path = setting.path(dump.cri)
         actual = dump.value(*path)
         changes.append(Change(path, setting.written(required_value(setting.name, actual, cdi_dir)), actual))

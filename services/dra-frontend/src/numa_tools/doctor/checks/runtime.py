@@ -10,7 +10,7 @@ from numa_contract.config import Config
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 from numa_contract.reports import BackendStatus
 from numa_node.runtimes.containerd import UndeterminedError, resolve_var_run
-from numa_node.runtimes.settings import CRI_O, MIN_SECONDS, NEEDED, OLDEST, required_value
+from numa_node.runtimes.settings import CRI_O, MIN_SECONDS, NEEDED_SETTINGS, OLDEST, required_value
 
 from numa_tools.doctor.facts import Document
 from numa_tools.doctor.model import Check, Finding, Level, Unread, problem, unknown
@@ -59,7 +59,7 @@ def _connected(backend: BackendStatus) -> Iterator[Finding]:
 
 
 def _settings(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
-    wrong, unclear = _compared(runtime, NEEDED, config)
+    wrong, unclear = _compared(runtime, NEEDED_SETTINGS, config)
     if wrong:
         level = Level.NOTE if _HARMLESS.issuperset(wrong) else Level.PROBLEM
         facts = [_WRONG[name][0].format(cdi_dir=config.cdi_dir) for name in wrong]

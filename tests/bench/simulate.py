@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
-from dra_frontend.allocation.claim import Refused, parse_claim
+from dra_frontend.allocation.claim import RefusedError, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
@@ -72,7 +72,7 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
         asked = builders.cpus(choice.choice(_AMOUNTS), device=device)
         document = builders.claim(uid, asked, config=[] if wish is None else [builders.opaque(wish)])
         began = time.thread_time()
-        with suppress(Refused):
+        with suppress(RefusedError):
             parsed = parse_driver_claim(parse_claim(document), CPU_DRIVER, inventory, _CONFIG)
             files[CPU_DRIVER, uid] = ClaimFile.of(allocate_claim(parsed, inventory, Ledger(files)))
         seconds.append(time.thread_time() - began)

@@ -41,7 +41,7 @@ def scraped() -> frontend.Telemetry:
     telemetry = frontend.Telemetry()
     publishers = {driver: cast("Publisher", SimpleNamespace(ready=True)) for driver in DRIVERS}
     gauges = frontend.NodeGauges(lambda: Ledger({}), watch, view, publishers)
-    telemetry.show(gauges, frontend.BackendMetrics(view))
+    telemetry.register(gauges, frontend.BackendMetrics(view))
     return telemetry
 
 
@@ -49,8 +49,8 @@ def worked() -> frontend.Telemetry:
     """Returns a frontend's metrics after calls of each kind."""
     telemetry = scraped()
     for driver in DRIVERS:
-        telemetry.note(driver, "prepare", 0.1, [True])
-        telemetry.no_metadata(driver)
+        telemetry.count_call(driver, "prepare", 0.1, [True])
+        telemetry.count_metadata_failure(driver)
     return telemetry
 
 
@@ -220,7 +220,7 @@ def test_label_values_in_expressions_exist() -> None:
     values = set(re.findall(r'\b(?:call|result|outcome)!?=~?"([^"]*)"', " ".join(expressions())))
     assert values == {"prepare", "error", "timeout|error", "ok", "denied"}
     telemetry = scraped()
-    telemetry.note("dra.cpu", "prepare", 0.1, [True])
+    telemetry.count_call("dra.cpu", "prepare", 0.1, [True])
     written = 'dra_numa_claims_handled_total{call="prepare",driver="dra.cpu",result="error"} 1.0'
     assert written in telemetry.render().decode()
     assert 'dra_numa_claim_status_writes_total{result="denied"} 0.0' in telemetry.render().decode()

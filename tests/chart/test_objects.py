@@ -224,7 +224,7 @@ def test_neither_container_can_acquire_the_others_lock() -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_the_kubelet_finds_the_sockets_in_the_mounted_directories(driver: str) -> None:
     """Both sockets of a driver are in that driver's directories, which the kubelet's plugin watcher scans."""
-    paths = PluginPaths.below(Path("/var/lib/kubelet"), driver, "6d0c0de0-0000-4000-8000-000000000001")
+    paths = PluginPaths.under(Path("/var/lib/kubelet"), driver, "6d0c0de0-0000-4000-8000-000000000001")
     mounts = helm.host_mounts(render(), "frontend")
     assert mounts[str(paths.registration.parent)] == (f"/var/lib/kubelet/plugins_registry/{driver}", False)
     assert mounts[str(paths.dra.parent)] == (f"/var/lib/kubelet/plugins/{driver}", False)

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
-from dra_frontend.allocation.claim import Refused, Source
+from dra_frontend.allocation.claim import RefusedError, Source
 from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, ParameterValue, Section
 from dra_frontend.allocation.resolve import cpu_parameters
 from dra_frontend.devices.model import DeviceKind
@@ -51,7 +51,7 @@ def accepted(driver: str, section: Any) -> bool:
         stated = SECTIONS[driver].model_validate(section)
         if isinstance(stated, CpuConfig) and stated.cpuset is not None:
             cpu_parameters({"cpuset": ParameterValue(stated.cpuset, Source.CLAIM)}, DeviceKind.MACHINE)
-    except (ValidationError, Refused):
+    except (ValidationError, RefusedError):
         return False
     return True
 

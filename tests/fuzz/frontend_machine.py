@@ -426,7 +426,7 @@ class Trace(Node):
         for number in range(20):
             for instance in self.instances:
                 instance.frontend.now += 700
-                if instance.frontend.recovery.list_wanted:
+                if instance.frontend.recovery.must_list:
                     # The wait until the next list takes minutes, or an hour if the previous ones failed.
                     await instance.start(instance.frontend.recovery.list_all())
             await asyncio.sleep(4)
@@ -451,7 +451,7 @@ class Trace(Node):
         files = sorted(read_files(self.path / "cdi"))
         demand(not files, f"files of claims that do not exist: {files}")
         left = (*ledger.files, *ledger.releasing, *ledger.absent, *ledger.held_cpus(), *ledger.claimed_bytes())
-        demand(not left and not ledger.unlisted, f"still allocated: {left}, unlisted {ledger.unlisted}")
+        demand(not left and not ledger.needs_listing, f"still allocated: {left}, unlisted {ledger.needs_listing}")
 
     async def _check_all_can_be_claimed(self, instance: Instance) -> None:
         for device in self.inventory.devices.values():

@@ -14,11 +14,11 @@ from typing import Any, Final
 from dra_frontend.claims.backend import read_state
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.on_demand import HugepagesOnDemand
-from dra_frontend.claims.store import RecordNews
+from dra_frontend.claims.store import ChangeFeed
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.devices.shortages import Shortages
-from dra_frontend.kubelet.dra import Answer, ClaimName, DraService
+from dra_frontend.kubelet.dra import ClaimName, ClaimResult, DraService
 from dra_frontend.node.hugepage_pools import KernelPools
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER
@@ -104,7 +104,7 @@ class Node:
         instance = Instance(made)
         life = next(self.lives)
         made.backend.clock = asyncio.get_running_loop().time
-        made.store.news = RecordNews(life * 1_000_000)
+        made.store.change_feed = ChangeFeed(life * 1_000_000)
         made.reconciler._clock = lambda: made.now
         instance.operations_left = operations
         self.instances.append(instance)
@@ -119,7 +119,7 @@ class Node:
             made.recovery.run(),
             made.reconciler.run_reports(),
             made.reconciler.run_scans(),
-            each_tick(made.reconciler.sweep_some),
+            each_tick(made.reconciler.sweep_next),
         ]
         if self.on_demand:
             pools = KernelPools(self.kernel.tree)
@@ -189,7 +189,7 @@ class Node:
         now = asyncio.get_running_loop().time()
         if instance.generation == 0 or now >= instance.reports_held_until:
             instance.generation += 1
-            instance.heard = made.store.news.generation if now >= instance.reads_from else None
+            instance.heard = made.store.change_feed.generation if now >= instance.reads_from else None
             reports = self._reports()
         active = self.active
         status = BackendStatus(
@@ -204,7 +204,7 @@ class Node:
             made.backend.renew(status)
         else:
             _report(instance, status, {report["id"]: report for report in reports})
-        made.backend.changed()
+        made.backend.notify_change()
 
     def _reports(self) -> list[dict[str, Any]]:
         files = {key for key, file in read_files(self.path / "cdi").items() if file.whole}
@@ -263,7 +263,7 @@ class Node:
         began = time()
         names = tuple(ClaimName("ns", one.name, one.uid) for one in call.claims)
         service = DraService(call.driver, call.instance.frontend.claims)
-        answers = await service.answer(call.kind, names, _Time(seconds))  # type: ignore[arg-type]
+        answers = await service.run_call(call.kind, names, _Time(seconds))  # type: ignore[arg-type]
         if call.instance.dead:
             return  # The trace killed the process before the response was sent.
         try:
@@ -273,7 +273,7 @@ class Node:
         except BrokenRuleError as error:
             self.broken = self.broken or error
 
-    def _answered(self, call: Call, claim: Claim, answer: Answer) -> None:
+    def _answered(self, call: Call, claim: Claim, answer: ClaimResult) -> None:
         key, text = (call.driver, claim.uid), answer.error
         self.steps.append(f"{call.kind} {key}: {text or 'ok'}")
         if text is not None:

@@ -14,16 +14,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dra_frontend.allocation.alignment import NO_OTHERS, joins, needed_devices, read_attributes
+from dra_frontend.allocation.alignment import NO_OTHER_DEVICES, joins, needed_devices, read_attributes
 from dra_frontend.allocation.allocate import parse_driver_claim
-from dra_frontend.allocation.claim import Refused, count_of, parse_claim
-from dra_frontend.api_server import answers
+from dra_frontend.allocation.claim import RefusedError, count_of, parse_claim
+from dra_frontend.api_server import responses
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.requests import Call
 from dra_frontend.claims.backend import BackendView, Changes, read_state
 from dra_frontend.claims.journal import SLOT_BYTES, Journal
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.events.event import COUNTED, read_recorded
+from dra_frontend.events.event import COUNTED_ANNOTATION, read_recorded
 from hypothesis import strategies as st
 from numa_contract.config import Config, ConfigError
 from numa_contract.documents import parse_json
@@ -85,7 +85,12 @@ _EVENT = Call("patch", "events.k8s.io", "events", "e", "ns")
 _recorded = {
     "kind": "Event",
     "apiVersion": "events.k8s.io/v1",
-    "metadata": {"name": "e", "namespace": "ns", "resourceVersion": "7", "annotations": {COUNTED: "source=3"}},
+    "metadata": {
+        "name": "e",
+        "namespace": "ns",
+        "resourceVersion": "7",
+        "annotations": {COUNTED_ANNOTATION: "source=3"},
+    },
     "series": {"count": 3, "lastObservedTime": "2026-01-01T00:00:00.000000Z"},
     "note": "note",
 }
@@ -124,17 +129,17 @@ def _judged(document: Any) -> list[str]:
         count_of(driver, result)
     view.check_usable(view.claim.uid)
     needed_devices(view, _INVENTORY)
-    with suppress(Refused):
-        joins(view, _INVENTORY, NO_OTHERS)
+    with suppress(RefusedError):
+        joins(view, _INVENTORY, NO_OTHER_DEVICES)
     return [str(one.refusal) for one in parsed]
 
 
 def _claim(data: bytes) -> None:
-    _judged(answers.read_object(_CLAIM, data, "ResourceClaim"))
+    _judged(responses.read_object(_CLAIM, data, "ResourceClaim"))
 
 
 def _parameters(data: bytes) -> None:
-    parameters = parse_json(data, answers.MAX_BYTES, "parameters", "fuzzed")
+    parameters = parse_json(data, responses.MAX_BYTES, "parameters", "fuzzed")
     for driver, result in ((CPU_DRIVER, claims.cpus(1)), (MEMORY_DRIVER, claims.memory("1Mi"))):
         config = [claims.opaque({}, driver=driver), claims.opaque({}, driver=driver, from_class=True)]
         for entry in config:
@@ -166,26 +171,26 @@ def _archive(data: bytes) -> None:
 def _watch(data: bytes) -> None:
     for line in data.split(b"\n"):
         if line.strip():
-            answers.read_event(_SLICES, line, "ResourceSlice")
+            responses.read_event(_SLICES, line, "ResourceSlice")
 
 
 def _slices(data: bytes) -> None:
     """Reads slices, and their devices' attributes as Prepare does for a claim with constraints on them."""
-    found, _ = answers.read_list(_SLICES, data, "ResourceSlice")
+    found, _ = responses.read_list(_SLICES, data, "ResourceSlice")
     pools = [(str(one["spec"].get("driver")), one["spec"]["pool"]["name"]) for one in found]
     read_attributes(found, frozenset((driver, pool, "gpu-0") for driver, pool in pools))
 
 
 def _event(data: bytes) -> None:
-    recorded = read_recorded(answers.read_object(_EVENT, data, "Event"))
+    recorded = read_recorded(responses.read_object(_EVENT, data, "Event"))
     assert recorded.occurrences > 0
     assert recorded.total >= 0
 
 
 def _failure(data: bytes) -> None:
-    status = answers.read_status(data)
+    status = responses.read_status(data)
     for code in (400, 401, 404, 409, 410, 422, 429, 500, 599):
-        error = answers.translate(_CLAIM, code, status, {"Retry-After": text(data[:30])})
+        error = responses.response_error(_CLAIM, code, status, {"Retry-After": text(data[:30])})
         assert len(str(error)) < 4096
 
 
@@ -452,7 +457,7 @@ TARGETS = [
     ),
     Target(
         "kubelet-configz",
-        lambda data: kubelet_config(parse_json(data, answers.MAX_BYTES, "answer", "configz"), "configz"),
+        lambda data: kubelet_config(parse_json(data, responses.MAX_BYTES, "answer", "configz"), "configz"),
         spoilt(st.just(_kubelet_config)).map(written),
         (ConfigError, MalformedError),
         bombs=[json.dumps({"reservedSystemCPUs": "0," * 30_000}).encode()],
@@ -489,14 +494,14 @@ TARGETS = [
         "opaque-parameters",
         _parameters,
         st.one_of(_parameters_made, spoilt(_parameters_made)).map(written),
-        (Refused, MalformedError),
+        (RefusedError, MalformedError),
         bombs=[json.dumps({"apiVersion": "v1alpha1", "cpuConfig": {"x" * 9000: 1, "cpuset": "0," * 5000}}).encode()],
     ),
     Target(
         "claim",
         _claim,
         spoilt(_claims_made).map(written),
-        (Refused, KubeError, MalformedError),
+        (RefusedError, KubeError, MalformedError),
         milliseconds=100,
         max_bytes=3 * _MIB // 2,
         bombs=[*map(_full, _CONFIGS), _full(_CONFIGS[2], *(f"r{number}" for number in range(100, 132)))],
@@ -560,7 +565,7 @@ TARGETS = [
         # The limit allows for a page of 4 MiB that consists of the smallest tokens. The parts that claim authors
         # control make up at most a tenth of a page.
         milliseconds=5000,
-        max_bytes=answers.MAX_BYTES,
+        max_bytes=responses.MAX_BYTES,
         bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
     ),
     Target(
@@ -571,14 +576,14 @@ TARGETS = [
         # The limit allows for a whole stream of the maximum length. The events in a single chunk take a sixtieth of
         # this time.
         milliseconds=2500,
-        max_bytes=answers.MAX_BYTES + 1,
+        max_bytes=responses.MAX_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),
     ),
     Target(
         "api-failure",
         _failure,
         spoilt(st.just(_status)).map(written),
-        max_bytes=answers.MAX_BYTES,
+        max_bytes=responses.MAX_BYTES,
         bombs=(_DEEP, json.dumps({**_status, "message": "ü" * 600_000}).encode()),
     ),
     Target(
@@ -586,7 +591,7 @@ TARGETS = [
         _event,
         spoilt(st.just(_recorded)).map(written),
         (KubeError,),
-        max_bytes=answers.MAX_BYTES,
+        max_bytes=responses.MAX_BYTES,
         milliseconds=2500,
         bombs=(_DEEP, json.dumps({**_recorded, "note": "ü" * 600_000}).encode()),
     ),

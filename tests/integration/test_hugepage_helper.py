@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.node.pool_requests import MAX_RESPONSE_BYTES, PoolAnswer, pool_socket
+from dra_frontend.node.pool_requests import MAX_RESPONSE_BYTES, PoolResponse, pool_socket
 from numa_contract.names import ON_DEMAND_LABEL, pool_socket_path
 
 from tests.fakes.scheduler import UnschedulableError, may_bind, schedule
@@ -66,14 +66,14 @@ class Node:
         self.helper.start()
         wait_for("the helper", lambda: self.ask(b"{}").problem)
 
-    def ask(self, data: bytes) -> PoolAnswer:
+    def ask(self, data: bytes) -> PoolResponse:
         """Returns the helper's response to a message, or an empty response if the helper sends none."""
         with suppress(OSError), pool_socket() as connection:
             connection.settimeout(SECONDS)
             connection.connect(str(self.socket))
             connection.send(data)
-            return PoolAnswer.model_validate_json(connection.recv(MAX_RESPONSE_BYTES))
-        return PoolAnswer()
+            return PoolResponse.model_validate_json(connection.recv(MAX_RESPONSE_BYTES))
+        return PoolResponse()
 
     def claim(self, name: str, pages: int, **labels: str) -> StagePod:
         """Returns a pod that is not bound yet, with an allocated and labelled claim for pages on NUMA node 0."""
@@ -257,7 +257,7 @@ def test_the_helper_rejects_requests_outside_the_configuration(node: Node, how: 
     """The helper returns an error, changes nothing, and serves the next request."""
     assert node.ask(HOSTILE[how]).problem
     assert node.pages == 0
-    assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)
+    assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolResponse(pages=0)
     assert node.socket.stat().st_mode & 0o777 == 0o600
 
 
@@ -265,7 +265,7 @@ def test_a_caller_that_sends_nothing_does_not_stop_the_helper(node: Node) -> Non
     """The caller's connection is closed after five seconds."""
     with pool_socket() as silent:
         silent.connect(str(node.socket))
-        assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)
+        assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolResponse(pages=0)
 
 
 def test_the_helper_exits_on_a_signal(node: Node) -> None:

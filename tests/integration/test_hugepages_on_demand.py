@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from dra_frontend.allocation.claim import Refused, parse_claim
+from dra_frontend.allocation.claim import RefusedError, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.allocation.memory import allocate_memory
 from dra_frontend.api_server.client import KubeClient, connect
@@ -115,7 +115,7 @@ async def test_pages_are_allocated_before_the_pod_is_bound(rig: Rig) -> None:
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert (result["device"], result["bindingConditions"]) == (DEVICE, ["dra.memory/provisioned"])
     assert (rig.pages, may_bind(claim)) == (0, False)
-    with pytest.raises(Refused, match=f"only 0 of them are allocated.*{ON_DEMAND_LABEL}"):
+    with pytest.raises(RefusedError, match=f"only 0 of them are allocated.*{ON_DEMAND_LABEL}"):
         rig.prepare()
     await rig.until(lambda: may_bind(rig.claim()))
     assert rig.pages == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
+from dra_frontend.kubelet.dra import ClaimName, ClaimResult, PreparedDevice
 from dra_frontend.kubelet.health import DeviceHealth, Health, HealthBoard
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 
@@ -28,21 +28,21 @@ class Door:
         self.requests = requests
         self.calls: list[tuple[str, str, list[str]]] = []
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, ClaimResult]:
         self.calls.append(("prepare", driver, [claim.uid for claim in claims]))
         return {claim.uid: self._answer(driver, claim) for claim in claims}
 
-    def _answer(self, driver: str, claim: ClaimName) -> Answer:
-        return Answer(
+    def _answer(self, driver: str, claim: ClaimName) -> ClaimResult:
+        return ClaimResult(
             tuple(
                 PreparedDevice(request, "node", request, (f"{driver}/x={claim.uid}-{request}",), f"share-{request}")
                 for request in self.requests
             )
         )
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, ClaimResult]:
         self.calls.append(("unprepare", driver, [claim.uid for claim in claims]))
-        return {claim.uid: Answer() for claim in claims}
+        return {claim.uid: ClaimResult() for claim in claims}
 
 
 def claim(uid: str, *drivers: str, pods: Sequence[str] = ("pod-a",)) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def pod(uid: str, claims: Sequence[str], **containers: Sequence[dict[str, str]])
 @asynccontextmanager
 async def plugged(root: Path, door: Door) -> AsyncIterator[Kubelet]:
     """Yields a kubelet with one registered plugin."""
-    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
+    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.under(root, "dra.cpu", OLD))
     async with Kubelet(root, QUICK) as kubelet, plugin:
         await plugin.register()
         await kubelet.driver("dra.cpu")
@@ -75,8 +75,8 @@ async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
     that it names.
     """
     door = Door("cpus", "mem")
-    cpu = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
-    memory = KubeletPlugin("dra.memory", door, PluginPaths.below(short_root, "dra.memory", OLD))
+    cpu = KubeletPlugin("dra.cpu", door, PluginPaths.under(short_root, "dra.cpu", OLD))
+    memory = KubeletPlugin("dra.memory", door, PluginPaths.under(short_root, "dra.memory", OLD))
     async with Kubelet(short_root, QUICK) as kubelet, cpu, memory:
         for plugin in (cpu, memory):
             await plugin.register()
@@ -114,7 +114,7 @@ async def test_the_kubelet_does_not_call_the_driver_for_the_second_pod_of_a_clai
 
 async def test_a_kubelet_that_supports_only_v1beta1_is_served(short_root: Path) -> None:
     """The version is chosen once, at registration; v1beta1 works without share ids."""
-    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.under(short_root, "dra.cpu", OLD))
     async with Kubelet(short_root, KubeletSettings(poll=0.02, services=("v1beta1.DRAPlugin",))) as kubelet, plugin:
         await plugin.register()
         assert (await kubelet.driver("dra.cpu")).service == "v1beta1.DRAPlugin"
@@ -127,7 +127,7 @@ async def test_a_failed_registration_is_reported_and_retried(short_root: Path) -
     """If the kubelet supports none of the plugin's services, it rejects the registration; the plugin reports the reason
     and keeps running.
     """
-    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.under(short_root, "dra.cpu", OLD))
     async with (
         Kubelet(short_root, KubeletSettings(poll=0.02, backoff=0.02, services=("v2.DRAPlugin",))) as kubelet,
         plugin,
@@ -145,13 +145,13 @@ async def test_the_health_stream_reaches_the_kubelet_and_ends_at_shutdown(short_
     """
     good = DeviceHealth("node", "d0", Health.HEALTHY)
     board = HealthBoard([good, DeviceHealth("node", "d1", Health.HEALTHY)])
-    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD), board, grace_seconds=60)
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.under(short_root, "dra.cpu", OLD), board, grace_seconds=60)
     settings = KubeletSettings(poll=0.02, health_retry=0.05, health_service=f"{service}.DRAResourceHealth")
     async with Kubelet(short_root, settings) as kubelet:
         async with asyncio.timeout(15 * PATIENCE), plugin:
             await plugin.register()
             await eventually(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "HEALTHY")
-            board.show([good, DeviceHealth("node", "d1", Health.UNHEALTHY, "CPU 3 is offline")])
+            board.update([good, DeviceHealth("node", "d1", Health.UNHEALTHY, "CPU 3 is offline")])
             await eventually(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "UNHEALTHY")
             assert kubelet.plugins.device_health("dra.cpu", "node", "d0") == "HEALTHY"
             assert kubelet.plugins.health["dra.cpu"]["node", "d1"].message == "CPU 3 is offline"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dra_frontend.node.host_tree import BOOT
+from dra_frontend.node.host_tree import BOOT_ID
 
 from tests.rigs.trees import small_machine, write_tree
 from tests.stage.process import wait_for
@@ -51,9 +51,9 @@ def base() -> Iterator[Path]:
         path = Path(name)
         # The host root has this machine's boot id, so commands use the paths below as they are and not under the host
         # root, as in a pod.
-        boot = write_tree(small_machine(), path / "host") / BOOT[1:]
+        boot = write_tree(small_machine(), path / "host") / BOOT_ID[1:]
         boot.parent.mkdir(parents=True, exist_ok=True)
-        boot.write_text(Path(BOOT).read_text())
+        boot.write_text(Path(BOOT_ID).read_text())
         (path / "kubelet").mkdir()
         (path / "kubelet/plugins").write_text("in the way")
         keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet", "kubeconfig": "kubeconfig"}

@@ -12,7 +12,7 @@ import pytest
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.requests import Pace
-from dra_frontend.devices.gates import ALLOCATABLE
+from dra_frontend.devices.gates import ALLOCATABLE_FIELD
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.events.recorder import EventRecorder, NodeEvents
@@ -322,7 +322,7 @@ TAINTED = device("a", taints=[{"key": "k", "effect": "NoSchedule"}])
     ("pool", "field", "gate"),
     [
         ([wanted(TAINTED)], "devices[*].taints", "DRADeviceTaints"),
-        (mapped(), ALLOCATABLE, "DRANodeAllocatableResources (Kubernetes 1.37)"),
+        (mapped(), ALLOCATABLE_FIELD, "DRANodeAllocatableResources (Kubernetes 1.37)"),
     ],
 )
 async def test_other_dropped_fields_are_reported_once(rig: Rig, pool: list[Document], field: str, gate: str) -> None:
@@ -372,7 +372,7 @@ def mapped_otherwise() -> Document:
     """Returns the driver's CPU devices with a mapping in an unknown form."""
     (one,) = mapped()
     for each in one["spec"]["devices"]:
-        each[ALLOCATABLE] = {"cpu": {"another": "form"}}
+        each[ALLOCATABLE_FIELD] = {"cpu": {"another": "form"}}
     return one
 
 
@@ -380,7 +380,12 @@ def mapped_otherwise() -> Document:
     ("refused", "field", "reason", "told"),
     [
         (listed(), "pcieRoot", "ResourceSliceListsRefused", "DRAListTypeAttributes"),
-        (mapped_otherwise(), ALLOCATABLE, "NodeAllocatableMappingUnsupported", "refuses nodeAllocatableResources"),
+        (
+            mapped_otherwise(),
+            ALLOCATABLE_FIELD,
+            "NodeAllocatableMappingUnsupported",
+            "refuses nodeAllocatableResources",
+        ),
     ],
 )
 async def test_rejected_fields_are_left_out(rig: Rig, refused: Document, field: str, reason: str, told: str) -> None:
@@ -431,7 +436,7 @@ async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
         await rig.published(publisher, 1)
         assert publisher.counted is kept
     (slice_,) = rig.slices()
-    assert {ALLOCATABLE in device for device in slice_["spec"]["devices"]} == {kept}
+    assert {ALLOCATABLE_FIELD in device for device in slice_["spec"]["devices"]} == {kept}
     assert "pcieRoot" in str(slice_)
     assert [reason for reason, _ in rig.notices] == ([told] if told else [])
 
@@ -488,7 +493,7 @@ async def test_published_devices_are_valid_and_not_written_again(rig: Rig, drive
         async with rig.publisher(pools, driver=driver) as publisher:
             await rig.published(publisher, count)
         assert (publisher.error, publisher.notes, len(rig.server.writes())) == ("", {}, count)
-    assert {ALLOCATABLE in each for one in rig.slices() for each in one["spec"]["devices"]} == {counted}
+    assert {ALLOCATABLE_FIELD in each for one in rig.slices() for each in one["spec"]["devices"]} == {counted}
 
 
 async def test_the_publisher_retries_until_an_outage_at_startup_ends(rig: Rig) -> None:

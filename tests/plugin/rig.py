@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.device_status import read_entries, status_entries, written
+from dra_frontend.allocation.device_status import entry_documents, read_entries, status_entries
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.model import Machine
 
@@ -104,5 +104,5 @@ def prepared(machine: Machine, exclusivity: str = "partition", node_reason: str 
     runs = report(claims=uses, cpus="1,5", mems="0", exclusivity=exclusivity)
     ledger = holding(*records, containers=(runs,))
     entries = status_entries(ledger, machine, silent=False, node_reason=node_reason)["u"]
-    document["status"]["devices"] = written(entries, read_entries(document), "2026-01-01T00:00:00Z")
+    document["status"]["devices"] = entry_documents(entries, read_entries(document), "2026-01-01T00:00:00Z")
     return document

@@ -15,13 +15,13 @@ from typing import Any, cast
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.journal import Entries, Journal
-from dra_frontend.claims.store import ClaimStore, RecordNews
+from dra_frontend.claims.journal import Journal, JournalEntries
+from dra_frontend.claims.store import ChangeFeed, ClaimStore
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.machine.discovery import discover
-from dra_frontend.node.host_tree import BOOT, HostTree
+from dra_frontend.node.host_tree import BOOT_ID, HostTree
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
@@ -92,7 +92,7 @@ class AilingNode:
             self.host(path, text.replace("CGROUP", str(self.base / "cgroup")))
         # The boot id tells the driver that the host root belongs to the running machine. If a directory does not exist
         # under the host root, the driver then uses the path without the host root, as it does in its pod.
-        self.host(BOOT, Path(BOOT).read_text())
+        self.host(BOOT_ID, Path(BOOT_ID).read_text())
         for path, text in _CGROUPS.items():
             self.cgroup(path, text)
         self.run, self.cdi = self.base / "run", self.base / "cdi"
@@ -168,7 +168,7 @@ class AilingNode:
     def note_in_journal(self, name: str) -> None:
         """Writes a journal that contains a prepared claim without a claim file."""
         entry = (CPU_DRIVER, f"uid-{name}"), ("ns", name)
-        Journal(self.run / CLAIMS_JOURNAL).write(Entries(present=dict([entry])))
+        Journal(self.run / CLAIMS_JOURNAL).write(JournalEntries(expected=dict([entry])))
 
     def close(self) -> None:
         """Closes the sockets and removes the node's directory."""
@@ -242,7 +242,7 @@ class AilingNode:
             backend.renew(BackendStatus.model_validate(self.status), self.containers)
         offer = Offer(NODE, {driver: HealthBoard() for driver in DRIVERS}, {})
         offer.snapshot = snapshot(watch.inventory, ledger, Snapshot())
-        store = SimpleNamespace(ledger=ledger, quarantined=self.quarantined, news=RecordNews(100))
+        store = SimpleNamespace(ledger=ledger, quarantined=self.quarantined, change_feed=ChangeFeed(100))
         return SimpleNamespace(
             node=NODE,
             instance=f"{POD}/1",
@@ -250,8 +250,8 @@ class AilingNode:
             offer=offer,
             backend=backend,
             store=cast("ClaimStore", store),
-            reported=lambda: None,
-            unready=lambda: [_notice(StatusCode.NOT_REGISTERED, text, unready=True) for text in self.problems],
+            handle_report=lambda: None,
+            update_readiness=lambda: [_notice(StatusCode.NOT_REGISTERED, text, unready=True) for text in self.problems],
             warnings=lambda: [_notice(StatusCode.SLICE_FIELDS_DROPPED, text) for text in self.warned],
             metrics=lambda: b"",
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
-from dra_frontend.allocation.claim import ClaimView, Refused, parse_claim
+from dra_frontend.allocation.claim import ClaimView, RefusedError, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from numa_contract.config import Config
@@ -32,7 +32,7 @@ def decided(
     inventory: Inventory = INVENTORY,
     config: Config | None = None,
 ) -> AllocationRecord:
-    """Returns the claim's record. Raises Refused."""
+    """Returns the claim's record. Raises RefusedError."""
     return allocate_claim(
         parse_driver_claim(found, driver, inventory, config or Config()), inventory, ledger or Ledger({})
     )
@@ -46,7 +46,7 @@ def refused(
     config: Config | None = None,
 ) -> str:
     """Returns the message with which the claim is refused."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedError) as caught:
         decided(found, driver, ledger, inventory, config)
     return str(caught.value)
 

@@ -23,7 +23,7 @@ from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import Inventory, build_inventory
-from dra_frontend.kubelet.dra import Answer, ClaimName
+from dra_frontend.kubelet.dra import ClaimName, ClaimResult
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.names import cdi_file_name
@@ -137,7 +137,7 @@ class Frontend:
         self.metadata_failures: list[str] = []
         self.files = ClaimFiles(self.path, path / "quarantine")
         self.journal = Journal(path / "claims.journal")
-        told = MetadataFiles(str(path / "plugins"), enabled=metadata, failed=self.metadata_failures.append)
+        told = MetadataFiles(str(path / "plugins"), enabled=metadata, on_failure=self.metadata_failures.append)
         self.store = ClaimStore(self.files, self.journal, FileLock(path / "claims.lock"), self.backend, told)
         self.counted = False
         """Whether the kubelet adds claims to limits."""
@@ -177,7 +177,7 @@ class Frontend:
 
     def changed(self) -> None:
         """Handles a new report from the backend."""
-        self.backend.changed()
+        self.backend.notify_change()
 
     def report(self, **values: Any) -> ContainerReport:
         """Reports a container."""
@@ -186,11 +186,11 @@ class Frontend:
         self.changed()
         return told
 
-    async def prepare(self, uid: str, driver: str = "dra.cpu") -> Answer:
+    async def prepare(self, uid: str, driver: str = "dra.cpu") -> ClaimResult:
         """Prepares claims as the kubelet does."""
         return (await self.claims.prepare(driver, [self.name(uid)]))[uid]
 
-    async def unprepare(self, uid: str, driver: str = "dra.cpu") -> Answer:
+    async def unprepare(self, uid: str, driver: str = "dra.cpu") -> ClaimResult:
         """Unprepares claims as the kubelet does."""
         return (await self.claims.unprepare(driver, [self.name(uid)]))[uid]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from dra_frontend.allocation.claim import Refused
+from dra_frontend.allocation.claim import RefusedError
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.store import ClaimStore
@@ -66,10 +66,10 @@ class NodeState:
         status = BackendStatus(instance="b", generation=1, active=True, synchronized=True, runtime="containerd 2.1.4")
         self.backend.renew(status, [one.model_dump(mode="json") for one in containers])
 
-    def reported(self) -> None:
+    def handle_report(self) -> None:
         """Does nothing, since nothing waits for reports here."""
 
-    def unready(self) -> list[Notice]:
+    def update_readiness(self) -> list[Notice]:
         """Returns the problems that the test sets."""
         return [Notice(code=StatusCode.NOT_REGISTERED, text=text, unready=True) for text in self.problems]
 
@@ -103,7 +103,7 @@ class _Author:
         try:
             ledger = Ledger(files_of(*self.records))
             self.records.append(decided(found, driver, ledger, self.inventory, self.config))
-        except Refused:
+        except RefusedError:
             pass
 
 

@@ -41,7 +41,7 @@ def by(found: Machine, cpus: Iterable[int], key: Callable[[Cpu], Hashable]) -> d
     return dict(groups)
 
 
-def suitable(found: Machine, cpus: Iterable[int], wish: CpuParameters) -> set[int]:
+def suitable_places(found: Machine, cpus: Iterable[int], wish: CpuParameters) -> set[int]:
     """Returns the CPUs that the parameters do not exclude."""
     kept = set(cpus)
     if wish.isolcpus == "only":
@@ -61,7 +61,7 @@ def whole_cores(found: Machine, cpus: Iterable[int]) -> list[set[int]]:
 
 def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuParameters) -> bool:
     """Returns True if the chosen CPUs meet all requirements."""
-    allowed = suitable(found, offered, wish)
+    allowed = suitable_places(found, offered, wish)
     if not chosen <= allowed:
         return False
     if wish.full_physical_cores and sum(map(len, whole_cores(found, chosen))) != len(chosen):
@@ -85,11 +85,11 @@ def granularity(found: Machine, free: Iterable[int], wish: CpuParameters) -> int
 def possible_by_trying(found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters) -> bool:
     """Tries every choice of free CPUs. Returns True if any choice satisfies the parameters."""
     offered = set(offered)
-    widest = granularity(found, suitable(found, free, wish), wish)
-    for chosen in combinations(sorted(suitable(found, free, wish)), count):
+    widest = granularity(found, suitable_places(found, free, wish), wish)
+    for chosen in combinations(sorted(suitable_places(found, free, wish)), count):
         if wish.numa == "distribute":
             plain = wish.model_copy(update={"numa": "group"})
-            nodes = by(found, suitable(found, offered, wish), lambda cpu: cpu.numa_node)
+            nodes = by(found, suitable_places(found, offered, wish), lambda cpu: cpu.numa_node)
             shares = [len(cpus & set(chosen)) for cpus in nodes.values()]
             if keeps(found, offered, set(chosen), plain) and max(shares) - min(shares) <= widest:
                 return True
@@ -109,7 +109,7 @@ def possible_by_counting(
     found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters
 ) -> bool:
     """Computes the same result as possible_by_trying() by counting CPUs, for machines with too many choices to try."""
-    kept = suitable(found, free, wish)
+    kept = suitable_places(found, free, wish)
     cores = whole_cores(found, kept) if wish.full_physical_cores else [{cpu} for cpu in kept]
 
     def amounts(cpus: set[int]) -> set[int]:
@@ -119,7 +119,7 @@ def possible_by_counting(
         caches = by(found, kept, lambda cpu: cpu.l3)
         return any(count in amounts(cpus) for l3, cpus in caches.items() if l3 is not None)
     if wish.numa == "distribute":
-        nodes = by(found, suitable(found, offered, wish), lambda cpu: cpu.numa_node)
+        nodes = by(found, suitable_places(found, offered, wish), lambda cpu: cpu.numa_node)
         widest = granularity(found, kept, wish)
         choices = [amounts(cpus & kept) for cpus in nodes.values()]
         for low in range(count // max(1, len(choices)) + 1):

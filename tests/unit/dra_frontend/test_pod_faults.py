@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 import pytest
-from dra_frontend.pod_faults import own_faults, seen_faults
+from dra_frontend.pod_faults import own_faults, visible_faults
 from dra_frontend.settings import Settings
 from numa_contract.config import Config
 from numa_tools.doctor.checks.driver import CHECKS
@@ -29,7 +29,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commands_in_the_pod_report_a_missing_token_as_the_service_does() -> None:
     """The doctor's finding contains the same sentence and a remedy."""
     assert is_missed([str(one) for one in own_faults(IN_POD)])
-    assert [*map(str, seen_faults(IN_POD))] == [*map(str, own_faults(IN_POD))]
+    assert [*map(str, visible_faults(IN_POD))] == [*map(str, own_faults(IN_POD))]
     (fault,) = (one for one in _read_pod(IN_POD) if one.what.startswith(TOKEN))
     assert "(the chart's token volume)" in fault.what
     assert fault.fatal
@@ -43,13 +43,13 @@ def test_commands_elsewhere_do_not_require_the_drivers_token(elsewhere: Settings
     """In a debugging pod or directly on the node, the command has a different token or none. Only the service requires
     one.
     """
-    assert not is_missed([str(one) for one in seen_faults(elsewhere)])
+    assert not is_missed([str(one) for one in visible_faults(elsewhere)])
     assert is_missed([str(one) for one in own_faults(elsewhere)])
 
 
 def test_a_kubeconfig_that_cannot_be_read_is_reported_everywhere() -> None:
     """The kubeconfig is part of the configuration, not of the pod."""
     settings = replace(IN_POD, config=Config(kubeconfig="/no/such/file"), in_pod=False, host_root="/host")
-    for faults in (own_faults(settings), seen_faults(settings)):
-        (text,) = (str(one) for one in faults if "the API server cannot be queried" in one.what)
+    for faults in (own_faults(settings), visible_faults(settings)):
+        (text,) = (str(one) for one in faults if "the API server cannot be queried" in one.problem)
         assert text.endswith("the file does not exist; correct the file, or kubeconfig")

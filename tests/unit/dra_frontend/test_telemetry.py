@@ -27,7 +27,7 @@ class Frontend:
         self.telemetry = Telemetry(lambda: self.now)
         watch = MachineWatch(*trees, Config(), "node", lambda: self.ledger)
         gauges = NodeGauges(lambda: self.ledger, watch, self.backend, {})
-        self.telemetry.show(gauges, BackendMetrics(self.backend))
+        self.telemetry.register(gauges, BackendMetrics(self.backend))
 
     def send(self, *metrics: Metric, **lease: Any) -> None:
         """Sends the backend's lease."""
@@ -71,8 +71,8 @@ def test_hardware_errors_are_counted_by_the_kernels_locations() -> None:
 
 def test_no_series_contains_its_creation_time(frontend: Frontend) -> None:
     """Creation times would make up a seventh of all series, and nothing uses them."""
-    frontend.telemetry.note("dra.cpu", "prepare", 0.1, [False])
-    frontend.telemetry.no_metadata("dra.cpu")
+    frontend.telemetry.count_call("dra.cpu", "prepare", 0.1, [False])
+    frontend.telemetry.count_metadata_failure("dra.cpu")
     assert not [line for line in frontend.scrape() if "_created" in line]
 
 

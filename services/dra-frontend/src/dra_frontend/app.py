@@ -58,7 +58,7 @@ from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.leftovers import Leftovers
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.pool_client import HelperPools
-from dra_frontend.node.preflight import Fault
+from dra_frontend.node.preflight import PreflightFault
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.pod_faults import own_faults
 from dra_frontend.publishing.capabilities import NodeCapabilities
@@ -77,7 +77,7 @@ number of CPUs that the process may use, Python 3.11 from the total number of CP
 _PREFLIGHT_SECONDS: Final = 2.0
 """Interval between preflight checks while a fatal fault prevents the service from starting."""
 _LEFTOVERS_SECONDS: Final = 300.0
-_THRESHOLDS: Final = (700, 10, 10)
+_GC_THRESHOLDS: Final = (700, 10, 10)
 """Garbage collector thresholds after startup, as passed to gc.set_threshold()."""
 _SETTLE_SECONDS: Final = 5.0
 """Delay before the garbage from startup is collected. The collection takes 30 ms, so it runs after the
@@ -122,7 +122,9 @@ class Service:
         kubelet = NodeCapabilities(self.publishers, self.node_status)
         self.recovery = Recovery(node, client, self.store, self.watch, self.backend, config, kubelet, metadata)
         self.reconciler = Reconciler(node, client, self.store, self.backend)
-        self.device_status = DeviceStatus(client, self.store, self.watch, self.backend, self.telemetry.status_written)
+        self.device_status = DeviceStatus(
+            client, self.store, self.watch, self.backend, self.telemetry.count_status_write
+        )
         client.claim_observers.append(self.device_status.observe)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
         self.pod_events = kills, PodEvents(self.backend, self.recorder.observe)
@@ -147,15 +149,17 @@ class Service:
         mapped = config.publish_node_allocatable_resource_mapping
         self.offer = Offer(node, boards, self.publishers, counted=mapped)
         self.plugins, sockets = self._kubelet_plugins(settings, boards)
-        own = frozenset({*sockets, run_directory.state_socket.parent})
-        self.leftovers = Leftovers(Path(config.run_dir), own, sockets)
+        own_files = frozenset({*sockets, run_directory.state_socket.parent})
+        self.leftovers = Leftovers(Path(config.run_dir), own_files, sockets)
         self._next_sweep = 0.0
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
-        self.telemetry.show(gauges, BackendMetrics(self.backend))
+        self.telemetry.register(gauges, BackendMetrics(self.backend))
 
     def _metadata_files(self, config: Config) -> MetadataFiles:
         plugins = Path(config.kubelet_root_dir) / "plugins"
-        return MetadataFiles(str(plugins), enabled=config.device_metadata, failed=self.telemetry.no_metadata)
+        return MetadataFiles(
+            str(plugins), enabled=config.device_metadata, on_failure=self.telemetry.count_metadata_failure
+        )
 
     def _claim_store(self, config: Config, metadata: MetadataFiles) -> ClaimStore:
         run_dir = Path(config.run_dir)
@@ -178,9 +182,9 @@ class Service:
         # The driver with the longest name comes first, so that the error shows how much shorter the root must be to
         # suit all drivers.
         names = sorted(DRIVERS, key=len, reverse=True)
-        paths = {driver: PluginPaths.below(root, driver, settings.pod_uid) for driver in names}
+        paths = {driver: PluginPaths.under(root, driver, settings.pod_uid) for driver in names}
         plugins = {
-            driver: KubeletPlugin(driver, self.claims, paths[driver], board, count=self.telemetry.note)
+            driver: KubeletPlugin(driver, self.claims, paths[driver], board, count=self.telemetry.count_call)
             for driver, board in boards.items()
         }
         return plugins, tuple(path for each in paths.values() for path in (each.dra, each.registration))
@@ -192,9 +196,9 @@ class Service:
         books = lambda: self.store.ledger, lambda: self.watch.inventory
         return HugepagesOnDemand(client, pools, *books, settings.config, self.shortages, self.refresh)
 
-    def reported(self) -> None:
+    def handle_report(self) -> None:
         """Notifies the other parts that the backend has sent a new report."""
-        self.backend.changed()
+        self.backend.notify_change()
         for events in self.pod_events:
             # The backend must get a response even if Events cannot be created for one container's report.
             with self._error_log.catch(type(events).__name__, "no Events created from container reports"):
@@ -208,7 +212,7 @@ class Service:
             found = self.watch.errors.faults, self.shortages.by_device
             self.offer.refresh(self.watch.inventory, self.store.ledger, *found)
 
-    def unready(self) -> tuple[Notice, ...]:
+    def update_readiness(self) -> tuple[Notice, ...]:
         """Updates the pod's readiness and logs changes.
 
         Returns the problems that make the pod unready, or an empty tuple if it is ready. A problem makes the pod
@@ -223,37 +227,39 @@ class Service:
         fault = self.backend.own_fault
         found = [fault.model_copy(update={"unready": True})] if fault else []
         found += [
-            _unready(StatusCode.NOTHING_OFFERED, f"{driver}: nothing is offered: {why}", driver)
-            for driver, why in self.watch.inventory.refused.items()
+            _unready_notice(StatusCode.NOTHING_OFFERED, f"{driver}: nothing is offered: {reason}", driver)
+            for driver, reason in self.watch.inventory.refusals.items()
         ]
         if self.watch.problem and not self.watch.inventory.pools:
-            found.append(_unready(StatusCode.MACHINE_UNREADABLE, f"machine: {self.watch.problem}"))
+            found.append(_unready_notice(StatusCode.MACHINE_UNREADABLE, f"machine: {self.watch.problem}"))
         if text := self.store.directory_problem:
-            found.append(_unready(StatusCode.CLAIMS_DIRECTORY_UNUSABLE, text))
+            found.append(_unready_notice(StatusCode.CLAIMS_DIRECTORY_UNUSABLE, text))
         if text := self.store.journal_problem:
-            found.append(_unready(StatusCode.JOURNAL_UNUSABLE, text))
+            found.append(_unready_notice(StatusCode.JOURNAL_UNUSABLE, text))
         if text := self.run_directory.problem:
-            found.append(_unready(StatusCode.RUN_DIRECTORY_UNUSABLE, text))
+            found.append(_unready_notice(StatusCode.RUN_DIRECTORY_UNUSABLE, text))
         return [*found, *self._driver_problems()]
 
     def _driver_problems(self) -> Iterator[Notice]:
         """Yields problems that prevent the kubelet or the scheduler from using a driver."""
         for driver, plugin in self.plugins.items():
             if plugin.problem:
-                yield _unready(StatusCode.SOCKET_NOT_PLACED, plugin.problem, driver)
+                yield _unready_notice(StatusCode.SOCKET_NOT_PLACED, plugin.problem, driver)
             if not plugin.registered:
                 text = f"{driver}: not registered with the kubelet: {plugin.error}"
-                yield _unready(StatusCode.NOT_REGISTERED, text.rstrip(": "), driver)
+                yield _unready_notice(StatusCode.NOT_REGISTERED, text.rstrip(": "), driver)
         for driver, publisher in self.publishers.items():
             if not publisher.ready:
-                why = publisher.error or self.node_status.problem
-                yield _unready(publisher.reason, f"{driver}: slices not published: {why}".rstrip(": "), driver)
+                reason = publisher.error or self.node_status.problem
+                yield _unready_notice(
+                    publisher.reason, f"{driver}: slices not published: {reason}".rstrip(": "), driver
+                )
 
     def warnings(self) -> list[Notice]:
         """Returns conditions that an operator should know about even though the service is ready."""
         return [
             *self.pod_warnings,
-            *self.backend.configured,
+            *self.backend.configuration_notices,
             *self.watch.notices,
             *self.shortages.notices,
             *(Notice(code=StatusCode.KUBELET_RESERVE_UNKNOWN, text=text) for text in self.node_status.warnings),
@@ -272,14 +278,14 @@ class Service:
         await self.watch.read()
         self.refresh()
 
-    def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+    def endless_tasks(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """Returns the name and the coroutine of each task that runs for as long as the service does."""
         return [
             # Raises if the CDI directory was replaced, since the process must then exit.
             ("disk", self.reconciler.run_scans()),
             *([("page", self._serve_page(self.page_port))] if self.page_port else []),
-            *((name, self.guard.endless(name, run)) for name, run in self._runs()),
-            *((name, self.guard.each_tick(name, work)) for name, work in self._steps()),
+            *((name, self.guard.run_endless(name, run)) for name, run in self._endless_functions()),
+            *((name, self.guard.run_each_tick(name, work)) for name, work in self._periodic_steps()),
         ]
 
     async def _serve_page(self, port: int) -> None:
@@ -287,7 +293,7 @@ class Service:
 
         await serve_page(self, port)
 
-    def _runs(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    def _endless_functions(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """Yields the name and the function of each task that runs forever."""
         yield "reports", self.reconciler.run_reports
         yield "recovery", self.recovery.run
@@ -296,13 +302,13 @@ class Service:
         if self.on_demand is not None:
             yield "claims on demand", self.on_demand.claims.follow
 
-    def _steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[bool | None]]]]:
+    def _periodic_steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[bool | None]]]]:
         """Yields the name and the function of each periodic task. The function is called at every quiet tick
         (numa_node/ticks.py), or at the next tick if it returned True.
         """
         yield "events", self.recorder.write_due
-        yield "sweep", self.reconciler.sweep_some
-        yield "device status", self.device_status.write_some
+        yield "sweep", self.reconciler.sweep_next
+        yield "device status", self.device_status.write_due
         yield "readiness", self._follow_readiness
         yield "leftovers", self._sweep_leftovers
         for driver, plugin in self.plugins.items():
@@ -318,7 +324,7 @@ class Service:
 
     async def _follow_readiness(self) -> None:
         """Logs readiness changes even if the pod is not probed, and records Events for lasting Node conditions."""
-        self.unready()
+        self.update_readiness()
         self.node_events.observe_lasting(self._lasting_conditions())
 
     def _lasting_conditions(self) -> list[NodeCondition]:
@@ -328,10 +334,10 @@ class Service:
         if self.backend.live:
             self._reported = [NodeCondition(one.code, one.text, one.code) for one in self.backend.conditions]
         inventory = self.watch.inventory
-        misfits = (*inventory.refused.values(), *inventory.warnings)
+        mismatches = (*inventory.refusals.values(), *inventory.warnings)
         return [
             *self._reported,
-            *(NodeCondition(StatusCode.CONFIGURATION_DOES_NOT_FIT, text) for text in misfits),
+            *(NodeCondition(StatusCode.CONFIGURATION_DOES_NOT_FIT, text) for text in mismatches),
             *(
                 NodeCondition(reason, text, driver)
                 for driver, publisher in self.publishers.items()
@@ -339,7 +345,7 @@ class Service:
             ),
         ]
 
-    async def offer_claims(self, stack: AsyncExitStack) -> None:
+    async def register_and_publish(self, stack: AsyncExitStack) -> None:
         """Waits until the backend is enforcing claims, since claims would be refused before that. Then registers with
         the kubelet and publishes devices forever.
         """
@@ -350,7 +356,7 @@ class Service:
         for plugin in self.plugins.values():
             await plugin.register()
         # Publish only once the kubelet's reserve is known, so that the capacity does not shrink right afterwards.
-        await self.node_status.settled.wait()
+        await self.node_status.first_read_done.wait()
         await self.watch.read()
         self.refresh()
         async with asyncio.TaskGroup() as tasks:
@@ -358,17 +364,17 @@ class Service:
                 tasks.create_task(publisher.run())
 
 
-def _unready(code: StatusCode, text: str, subject: str = "") -> Notice:
+def _unready_notice(code: StatusCode, text: str, subject: str = "") -> Notice:
     return Notice(code=code, subject=subject, text=text, unready=True)
 
 
-def _settle_memory() -> None:
+def _freeze_startup_objects() -> None:
     """Collects the garbage from startup. Later collections skip the objects that remain, since they stay in
     use until the process ends.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -379,7 +385,7 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     raise RuntimeError(f"{name} ended; report this bug")
 
 
-async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
+async def _preflight(settings: Settings, stop: asyncio.Event) -> list[PreflightFault]:
     """Waits until the pod has everything that the service needs, or until ``stop`` is set. Returns the remaining
     faults.
 
@@ -389,13 +395,15 @@ async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
     faults = await asyncio.to_thread(own_faults, settings)
     if not any(one.fatal for one in faults):
         return faults
-    told: list[Fault] = []
+    shown_faults: list[PreflightFault] = []
     async with AsyncExitStack() as stack:
         if settings.bind is not None:
-            await stack.enter_async_context(serve_port(settings.bind, port_application(preflight_endpoints(told))))
+            await stack.enter_async_context(
+                serve_port(settings.bind, port_application(preflight_endpoints(shown_faults)))
+            )
         while any(one.fatal for one in faults) and not stop.is_set():
-            if faults != told:
-                told[:] = faults
+            if faults != shown_faults:
+                shown_faults[:] = faults
                 _log.critical("cannot start", extra={"problems": list(map(str, faults))})
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PREFLIGHT_SECONDS):
@@ -433,8 +441,8 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
         application, servers = state_application(service), list[HttpServer]()
 
         async def serve_state() -> None:
-            former, where = servers.copy(), await service.run_directory.listen()
-            servers[:] = [HttpServer(application, STATE_SOCKET, where)]
+            former, listening = servers.copy(), await service.run_directory.listen()
+            servers[:] = [HttpServer(application, STATE_SOCKET, listening)]
             await servers[0].start()
             for server in former:
                 await server.end()
@@ -443,17 +451,17 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
         async with AsyncExitStack() as stack:
             if bind is not None:
                 await stack.enter_async_context(serve_port(bind, port_application(probe_endpoints(service))))
-            keep = partial(service.run_directory.keep, lambda: service.backend.leads, serve_state)
-            link = service.guard.endless("link", keep)
-            endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(stack))]
+            maintain = partial(service.run_directory.maintain, lambda: service.backend.leads, serve_state)
+            link = service.guard.run_endless("link", maintain)
+            endless = [*service.endless_tasks(), ("link", link), ("claims", service.register_and_publish(stack))]
             running = [tasks.create_task(_essential(name, work)) for name, work in endless]
-            settling = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, _settle_memory)
+            settling = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, _freeze_startup_objects)
             await stop.wait()
             settling.cancel()
             _log.info("stopping")
             for task in running:
                 task.cancel()
-        service.store.news.close()
+        service.store.change_feed.close()
         for server in servers:
             await server.end()
 

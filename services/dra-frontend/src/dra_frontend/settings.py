@@ -29,7 +29,7 @@ _CONFIG_FLAGS = {
     "--log-format": "logFormat",
 }
 
-_MOUNTED = "/etc/dra-driver-numa/config.yaml"
+_MOUNTED_CONFIG = "/etc/dra-driver-numa/config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expose-pcie-roots",
         dest="exposePCIeRoots",
-        type=_flag,
+        type=_parse_flag,
         nargs="?",
         const=True,
         metavar="BOOL",
@@ -75,7 +75,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _flag(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
     # The spellings accepted by Go's strconv.ParseBool, so that existing arguments of dra-driver-cpu keep working.
     values = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
     if text.lower() not in values:
@@ -87,8 +87,8 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
     """Resolves flags, file and environment. Without --config, uses the file mounted by the chart. Raises
     ConfigError if the file cannot be read or a setting is invalid.
     """
-    if arguments.config is None and Path(_MOUNTED).exists():
-        arguments.config = _MOUNTED
+    if arguments.config is None and Path(_MOUNTED_CONFIG).exists():
+        arguments.config = _MOUNTED_CONFIG
     flags = {key: getattr(arguments, key) for key in {*_CONFIG_FLAGS.values(), "exposePCIeRoots"}}
     config = load_config(arguments.config, {key: value for key, value in flags.items() if value is not None})
     return Settings(

@@ -131,11 +131,11 @@ class NodeGauges(Collector):
     def _errors(self) -> Iterable[Metric]:
         text = "Number of hardware errors counted by the kernel, corrected or uncorrected."
         counted = CounterMetricFamily("dra_numa_hardware_errors", text, labels=_ERROR)
-        for one in self.watch.errors.counters:
-            counted.add_metric([one.source, "corrected"], one.corrected)
-            counted.add_metric([one.source, "uncorrected"], one.uncorrected)
+        for counter in self.watch.errors.counters:
+            counted.add_metric([counter.source, "corrected"], counter.corrected)
+            counted.add_metric([counter.source, "uncorrected"], counter.uncorrected)
         yield counted
-        faults = (([one.source, one.kind], 1) for one in self.watch.errors.faults)
+        faults = (([fault.source, fault.kind], 1) for fault in self.watch.errors.faults)
         text = "1 while this source's errors exceed a threshold, so its devices are tainted."
         yield _gauge("dra_numa_hardware_faults", text, _ERROR, faults)
 
@@ -220,15 +220,15 @@ class Telemetry:
             for result in ("success", "error", "unknown"):
                 counter.labels(result)
 
-    def no_metadata(self, driver: str) -> None:
+    def count_metadata_failure(self, driver: str) -> None:
         """Counts a metadata file that could not be written."""
         self.metadata_failures.labels(driver).inc()
 
-    def status_written(self, result: str) -> None:
+    def count_status_write(self, result: str) -> None:
         """Counts an attempt to write a claim's devices to its status."""
         self.status_writes.labels(result).inc()
 
-    def show(self, *collectors: Collector) -> None:
+    def register(self, *collectors: Collector) -> None:
         """Registers collectors that are called on each scrape."""
         for collector in collectors:
             self._registry.register(collector)
@@ -240,7 +240,7 @@ class Telemetry:
             self._rendered, self._rendered_at = generate_latest(self._registry), now
         return self._rendered
 
-    def note(self, driver: str, call: str, seconds: float, failures: Iterable[bool]) -> None:
+    def count_call(self, driver: str, call: str, seconds: float, failures: Iterable[bool]) -> None:
         """Counts one call and its claims. ``failures`` has one value for each claim: True if the claim failed."""
         self.seconds.labels(driver, call).observe(seconds)
         for failed in failures:

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 import pytest
 from dra_frontend.allocation.alignment import OtherDevices, needed_devices, read_attributes
 from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
-from dra_frontend.allocation.claim import ClaimView, Refused, parse_claim
+from dra_frontend.allocation.claim import ClaimView, RefusedError, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.slices import slice_documents
@@ -94,7 +94,7 @@ def others(view: ClaimView, inventory: Inventory, *slices: dict[str, Any]) -> Ot
 def prepared(
     view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None
 ) -> AllocationRecord:
-    """Allocates the claim's CPUs and returns the claim's record, or raises Refused."""
+    """Allocates the claim's CPUs and returns the claim's record, or raises RefusedError."""
     known = others(view, inventory, *slices)
     return allocate_claim(
         parse_driver_claim(view, "dra.cpu", inventory, Config(), others=known), inventory, ledger or Ledger({})
@@ -103,7 +103,7 @@ def prepared(
 
 def refusal(view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None) -> str:
     """Returns the error message if the claim's CPUs cannot be allocated."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedError) as caught:
         prepared(view, inventory, *slices, ledger=ledger)
     return str(caught.value)
 
@@ -363,7 +363,7 @@ def test_a_prepared_claim_keeps_its_cpus_after_the_slices_are_gone() -> None:
 def test_a_malformed_spec_is_refused(spec: Any) -> None:
     document = claim("u", cpus(1))
     document["spec"] = spec
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         parse_claim(document)
 
 
@@ -525,7 +525,7 @@ def test_joined_devices_share_a_value_or_the_claim_is_refused(mode: str, data: s
     view = parse_claim(scheduled)
     try:
         record = prepared(view, inventory, foreign, ledger=ledger)
-    except Refused as error:
+    except RefusedError as error:
         record, refused = None, str(error)
     event("prepared" if record else "refused")
     if record is None:

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, covers, parse_claim
+from dra_frontend.allocation.claim import ClaimView, RefusedError, Source, amount_of, count_of, covers, parse_claim
 from numa_contract.records import AllocationResult
 
 from tests.rigs.builders import NODE, claim, cpus, memory, result
@@ -41,14 +41,14 @@ def document() -> dict[str, Any]:
 
 
 def read(document: object, uid: str = UID) -> ClaimView:
-    """Returns the parsed claim. Raises Refused if the document is malformed or the claim is not usable."""
+    """Returns the parsed claim. Raises RefusedError if the document is malformed or the claim is not usable."""
     view = parse_claim(document)
     view.check_usable(uid)
     return view
 
 
 def refusal(document: object, uid: str = UID) -> str:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedError) as caught:
         read(document, uid)
     return str(caught.value)
 
@@ -78,7 +78,7 @@ def test_a_whole_claim_is_read() -> None:
         consumed={"dra.cpu/cpu": "4"},
     )
     assert (second.share_id, count_of("dra.memory", second)) == (None, 1536 << 20)
-    assert {driver: [r.request for r in results] for driver, results in claim.watched.items()} == {
+    assert {driver: [r.request for r in results] for driver, results in claim.monitored.items()} == {
         "dra.cpu": ["watch"],
         "dra.memory": [],
     }
@@ -112,7 +112,7 @@ def test_quantities_are_exact(amount: object, exact: Fraction | int) -> None:
 @pytest.mark.parametrize("amount", ["0", "-1", "1500m", "10E", "1e30", "1e300"])
 def test_invalid_amounts_are_refused(amount: str) -> None:
     """An amount that no device can have is refused before it is used in a calculation."""
-    with pytest.raises(Refused, match="is not a positive whole number of CPUs"):
+    with pytest.raises(RefusedError, match="is not a positive whole number of CPUs"):
         count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
 
 

@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, Refused
+from dra_frontend.allocation.claim import ClaimView, RefusedError
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice
@@ -54,7 +54,7 @@ def outcome(
     ledger = Ledger({("dra.cpu", "other"): ClaimFile("dra.cpu", "other", None, held)})
     try:
         return decided(asked(asks, order, widest(inventory).name), inventory=inventory, ledger=ledger)
-    except Refused as refusal:
+    except RefusedError as refusal:
         return str(refusal)
 
 

@@ -12,10 +12,10 @@ from dra_frontend.allocation.device_status import (
     Entry,
     Key,
     differs,
+    entries_to_write,
+    entry_documents,
     read_entries,
-    settled,
     status_entries,
-    written,
 )
 from dra_frontend.allocation.ledger import Ledger
 from numa_contract.records import AllocationRecord
@@ -157,7 +157,7 @@ def test_the_status_is_unknown_while_no_backend_reports() -> None:
 def test_a_written_condition_can_be_read_back() -> None:
     """A condition keeps its transition time for as long as its status stays the same."""
     wanted = status_entries(Ledger(files_of(cpu_record("u", "r=1"))), machine(), silent=False)["u"]
-    documents = written(wanted, {}, NOW)
+    documents = entry_documents(wanted, {}, NOW)
     assert documents[0]["conditions"][0] == {
         "type": "Ready",
         "status": "True",
@@ -167,19 +167,22 @@ def test_a_written_condition_can_be_read_back() -> None:
     }
     present = read_entries({"status": {"devices": documents}})
     assert not differs(wanted, present)
-    assert written(wanted, present, "later") == documents
+    assert entry_documents(wanted, present, "later") == documents
     running = status_entries(
         Ledger(files_of(cpu_record("u", "r=1")), containers=(report(claims=[USE], cpus="1"),)), machine(), silent=False
     )["u"]
     assert differs(running, present)
-    assert [one["lastTransitionTime"] for one in written(running, present, "later")[0]["conditions"]] == [NOW, "later"]
+    assert [one["lastTransitionTime"] for one in entry_documents(running, present, "later")[0]["conditions"]] == [
+        NOW,
+        "later",
+    ]
 
 
 def test_the_entry_for_a_shared_device_contains_the_share_id() -> None:
     """The API server identifies the entries for a shared device by share ID."""
     record = cpu_record("u", "r=1")
     record = record.model_copy(update={"results": (record.results[0].model_copy(update={"share_id": "s"}),)})
-    (document,) = written(status_entries(Ledger(files_of(record)), machine(), silent=False)["u"], {}, NOW)
+    (document,) = entry_documents(status_entries(Ledger(files_of(record)), machine(), silent=False)["u"], {}, NOW)
     assert document["shareID"] == "s"
 
 
@@ -188,8 +191,8 @@ def test_the_last_status_is_kept_after_a_container_ends() -> None:
     idle = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"))}
     seen = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"))}
     silent = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), silent=True)}
-    assert settled(idle, seen)[CPU_KEY].conditions["Enforced"].reason == "Exclusive"
-    assert settled(idle, silent) == settled(idle, {}) == idle
+    assert entries_to_write(idle, seen)[CPU_KEY].conditions["Enforced"].reason == "Exclusive"
+    assert entries_to_write(idle, silent) == entries_to_write(idle, {}) == idle
 
 
 @pytest.mark.parametrize(

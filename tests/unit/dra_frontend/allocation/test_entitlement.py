@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from dra_frontend.allocation.entitlement import entitled_cpus, own_cpus, shares_pool
+from dra_frontend.allocation.entitlement import claimed_cpus, entitled_cpus, shares_pool
 from dra_frontend.allocation.ledger import Ledger
 from numa_contract.records import PoolCpus
 from numa_contract.reports import ContainerReport
@@ -26,7 +26,7 @@ def test_a_container_is_entitled_to_the_requests_that_it_names() -> None:
     from all of the claim's requests.
     """
     ledger = Ledger(files_of(TWO, OTHER))
-    assert entitled_cpus(user("a"), ledger) == own_cpus(user("a"), ledger) == {0, 1}
+    assert entitled_cpus(user("a"), ledger) == claimed_cpus(user("a"), ledger) == {0, 1}
     assert entitled_cpus(user("a", "b"), ledger) == entitled_cpus(user(), ledger) == {0, 1, 2, 3}
 
 
@@ -34,7 +34,7 @@ def test_a_container_can_be_entitled_to_the_pool() -> None:
     """A container that names the request with the pool option also gets the unclaimed pool CPUs."""
     ledger = Ledger(files_of(BESIDE, OTHER))
     assert entitled_cpus(user("a"), ledger) == {0, 1, 4, 5, 7}
-    assert (own_cpus(user("a"), ledger), shares_pool(user("a"), ledger)) == ({0, 1}, True)
+    assert (claimed_cpus(user("a"), ledger), shares_pool(user("a"), ledger)) == ({0, 1}, True)
     assert (entitled_cpus(user("b"), ledger), shares_pool(user("b"), ledger)) == ({2, 3}, False)
 
 

@@ -4,7 +4,7 @@
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import Refused
+from dra_frontend.allocation.claim import RefusedError
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import build_inventory
 from numa_contract.cdi import ClaimFile
@@ -88,11 +88,11 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     wanted = view("u", memory("400Mi", kind="hugepages-2m"))
     asked = refused(wanted, "dra.memory", Ledger({}, containers=(running,)))
     assert "no hugepages are allocated while the record of claim x is being rebuilt" in asked
-    answered = Ledger({}, containers=(running,), answered={("dra.memory", "x"): {}})
+    answered = Ledger({}, containers=(running,), lookup_results={("dra.memory", "x"): {}})
     assert "117440512 of 536870912 unclaimed" in refused(wanted, "dra.memory", answered)
     decided(view("u", memory("400Mi", kind="hugepages-2m", node=1)), "dra.memory", answered)
     held = {"hugepages-2m-numa000": 200 * MIB}
-    counted = Ledger({}, containers=(running,), answered={("dra.memory", "x"): held})
+    counted = Ledger({}, containers=(running,), lookup_results={("dra.memory", "x"): held})
     assert f"{312 * MIB} of 536870912 unclaimed" in refused(wanted, "dra.memory", counted), (
         "the limits do not count in addition to the claim"
     )
@@ -119,7 +119,7 @@ def test_too_many_or_too_long_parameters_are_refused_with_a_short_error() -> Non
     """A claim with more than 32 entries per driver, the API server's maximum, is refused. A CPU list is parsed only
     if it applies to a request, and the error for an invalid list quotes only its beginning.
     """
-    with pytest.raises(Refused, match="33 entries for this driver"):
+    with pytest.raises(RefusedError, match="33 entries for this driver"):
         view("u", cpus(1), config=[opaque({})] * 33)
     others = [opaque({}, driver="gpu.example.com")] * 31
     decided(view("u", cpus(1), config=[*others, *[opaque({})] * 32]))

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dra_frontend.api_server.answers import MAX_BYTES, read_list, translate
 from dra_frontend.api_server.client import MAX_SLICES, KubeClient, connect
 from dra_frontend.api_server.connection import MAX_WATCH_SECONDS, Connection
 from dra_frontend.api_server.credentials import in_cluster, kubeconfig, read_configuration
@@ -33,7 +32,8 @@ from dra_frontend.api_server.errors import (
 )
 from dra_frontend.api_server.library import Configuration
 from dra_frontend.api_server.requests import Call, Pace
-from dra_frontend.devices.gates import COUNTING
+from dra_frontend.api_server.responses import MAX_BYTES, read_list, response_error
+from dra_frontend.devices.gates import COUNTING_GATE
 from dra_frontend.events.event import ObjectReference, Observation, new_event
 
 from tests.fakes.apiserver import ApiServer
@@ -125,9 +125,11 @@ def test_the_end_of_a_long_error_message_is_kept() -> None:
     message were cut off, the log would not show why publishing fails.
     """
     name, node = "s" * 253, "n" * 253
-    text = f'resourceslices.resource.k8s.io "{name}" is forbidden: node "{node}" does not support {COUNTING} feature'
-    error = translate(Call("update", "resource.k8s.io", "resourceslices"), 403, {"message": text}, {})
-    assert COUNTING in str(error)
+    text = (
+        f'resourceslices.resource.k8s.io "{name}" is forbidden: node "{node}" does not support {COUNTING_GATE} feature'
+    )
+    error = response_error(Call("update", "resource.k8s.io", "resourceslices"), 403, {"message": text}, {})
+    assert COUNTING_GATE in str(error)
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
@@ -376,9 +378,9 @@ def test_calls_beyond_the_burst_are_paced() -> None:
 async def test_a_cancelled_wait_returns_its_token() -> None:
     """Cancelled calls must not starve later ones."""
     pace = Pace(per_second=1, burst=1, clock=lambda: 0.0)
-    await pace.turn()
+    await pace.acquire()
     async with asyncio.TaskGroup() as tasks:
-        waiting = [tasks.create_task(pace.turn()) for _ in range(50)]
+        waiting = [tasks.create_task(pace.acquire()) for _ in range(50)]
         await asyncio.sleep(0)
         for task in waiting:
             task.cancel()
@@ -695,7 +697,7 @@ async def test_a_list_that_always_has_a_new_continue_token_is_an_error(pair: Pai
     server, client = pair
     for token in range(9):
         server.fail_next(1, 200, body=a_page(f"t{token}", items))
-    bounded = KubeClient(client._connection, most_listed=2000)
+    bounded = KubeClient(client._connection, max_listed=2000)
     with pytest.raises(UnavailableError, match="the list is not complete after 2000 items"):
         [one async for one in bounded.list_claims()]
     with pytest.raises(UnavailableError, match="the list is not complete after 2000 items"):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from dra_frontend.allocation.alignment import Key
-from dra_frontend.api_server.answers import MAX_BYTES
 from dra_frontend.api_server.client import connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import ForbiddenError, KubeError, UnavailableError
 from dra_frontend.api_server.other_devices import OtherDeviceReader
+from dra_frontend.api_server.responses import MAX_BYTES
 from dra_frontend.devices.inventory import build_inventory
 from numa_contract.config import Config
 
@@ -103,7 +103,7 @@ async def test_a_transient_error_is_retried() -> None:
 async def test_a_lasting_error_is_reported_as_the_problem(errors: list[KubeError]) -> None:
     found = await OtherDeviceReader(Failing(*errors), NODE, seconds=0.5).read(frozenset({GPU}))
     assert "overloaded" in found.problem
-    assert not found.found
+    assert not found.attributes
 
 
 async def test_too_many_slices_are_a_problem() -> None:
@@ -124,11 +124,13 @@ async def test_only_the_other_drivers_slices_are_listed(tmp_path: Path) -> None:
         async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
             for _ in range(2):
                 found = await OtherDeviceReader(client, NODE).read(frozenset({GPU}))
-                assert dict(found.found) == {GPU: {NUMA: {(int, 1)}}}
+                assert dict(found.attributes) == {GPU: {NUMA: {(int, 1)}}}
             far = (GPU[0], "fabric", GPU[2])
             found = await OtherDeviceReader(client, NODE).read(frozenset({GPU, far}))
             assert found.values(far, NUMA) == {(int, 0)}
-            assert not (await OtherDeviceReader(client, NODE).read(frozenset({("a,spec.nodeName=b", "p", "d")}))).found
+            assert not (
+                await OtherDeviceReader(client, NODE).read(frozenset({("a,spec.nodeName=b", "p", "d")}))
+            ).attributes
         # The node's own slices are listed three times, and those that do not belong to a single node are listed once.
         assert [one.verb for one in server.served] == ["list"] * 4
 

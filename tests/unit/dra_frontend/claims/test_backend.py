@@ -267,16 +267,16 @@ def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
     that report has arrived, the warning about observe mode also gives the number of files that would change.
     """
     silent = BackendView(Clock(), Config(enforcement="observe"))
-    assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
-    assert "have not been reported yet" in silent.configured[0].text
+    assert [one.code for one in silent.configuration_notices] == ["ObserveMode", "NoReservedCPUs"]
+    assert "have not been reported yet" in silent.configuration_notices[0].text
     seen = view_of(config=Config(enforcement="observe"), observation=Observation(total=7))
-    assert "7 files would change" in seen.configured[0].text
-    assert BackendView(Clock(), Config(reserved_cpus=frozenset({0}))).configured == ()
+    assert "7 files would change" in seen.configuration_notices[0].text
+    assert BackendView(Clock(), Config(reserved_cpus=frozenset({0}))).configuration_notices == ()
 
 
 def test_a_deprecated_name_in_the_configuration_causes_a_warning() -> None:
     """The warning gives the deprecated name and its replacement."""
-    (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configured
+    (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configuration_notices
     assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former name of keep")
 
 

@@ -107,7 +107,7 @@ class Node:
         for _ in range(int(seconds)):
             self.now += 1
             await asyncio.sleep(0)
-            await self.status.write_some()
+            await self.status.write_due()
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ async def test_a_restart_writes_only_missing_entries(node: Node, api: Api) -> No
     await node.after(2 * PAUSE_SECONDS)
     assert sorted(api.writes) == ["a", "b"], "nothing is written before the claims are read"
     for _ in "ab":
-        await node.sweep.sweep_some()
+        await node.sweep.sweep_next()
     await node.after(10)
     assert sorted(api.writes) == ["a", "b", "b"]
     await node.frontend.prepare("a")
@@ -382,9 +382,9 @@ async def test_claims_in_a_failing_namespace_do_not_use_up_the_attempts_per_tick
     for uid in "wxyza":
         await node.frontend.prepare(uid)
     node.runs(*"wxyz")  # claim a is unused, so it is written later than these
-    await node.status.write_some()
+    await node.status.write_due()
     node.now += 3 * PATIENCE_SECONDS
-    await node.status.write_some()
+    await node.status.write_due()
     assert api.writes[1:] == ["a"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.claims.journal import SLOT_BYTES, Entries, Journal
+from dra_frontend.claims.journal import SLOT_BYTES, Journal, JournalEntries
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numa_contract.cdi import ClaimFile
@@ -38,17 +38,17 @@ def test_each_write_contains_the_current_names_cpus_and_releases(path: Path) -> 
     """The lines for unchanged entries are reused, and a change to any part of an entry is written."""
     journal = Journal(path)
     for entries in (
-        Entries(NAMES, LEAVING, cpus=CPUS),
-        Entries(NAMES | {A: ("ns", "renamed")}, LEAVING, cpus=CPUS),
-        Entries(NAMES, LEAVING, cpus=CPUS | {A: {"": frozenset({7})}}),
-        Entries(NAMES, {A: ClaimFile.of(record("a", frozenset({9})))}, cpus={}),
-        Entries({B: NAMES[B]}, {}, cpus=CPUS),
-        Entries(NAMES, NAMELESS, cpus=CPUS),
+        JournalEntries(NAMES, LEAVING, cpus=CPUS),
+        JournalEntries(NAMES | {A: ("ns", "renamed")}, LEAVING, cpus=CPUS),
+        JournalEntries(NAMES, LEAVING, cpus=CPUS | {A: {"": frozenset({7})}}),
+        JournalEntries(NAMES, {A: ClaimFile.of(record("a", frozenset({9})))}, cpus={}),
+        JournalEntries({B: NAMES[B]}, {}, cpus=CPUS),
+        JournalEntries(NAMES, NAMELESS, cpus=CPUS),
     ):
         journal.write(entries)
         read = Journal(path).read()
-        present_cpus = {key: cpus for key, cpus in entries.cpus.items() if key in entries.present}
-        assert (read.present, read.cpus) == (entries.present, present_cpus)
+        present_cpus = {key: cpus for key, cpus in entries.cpus.items() if key in entries.expected}
+        assert (read.expected, read.cpus) == (entries.expected, present_cpus)
         assert {key: file.cpus for key, file in read.releasing.items()} == {
             key: file.cpus for key, file in entries.releasing.items()
         }
@@ -57,27 +57,27 @@ def test_each_write_contains_the_current_names_cpus_and_releases(path: Path) -> 
 def test_entries_written_while_the_file_could_not_be_read_are_not_overwritten(path: Path) -> None:
     """The second instance has no free descriptor when it reads the journal, but has one again when it writes."""
     first, second = Journal(path), Journal(path)
-    first.write(Entries(NAMES))
+    first.write(JournalEntries(NAMES))
     second.read()
-    first.write(Entries({B: NAMES[B]}, LEAVING))
+    first.write(JournalEntries({B: NAMES[B]}, LEAVING))
     with descriptors_left():
-        assert second.read() == Entries(NAMES)
-    second.write(Entries(NAMES | {("dra.cpu", "c"): ("ns", "claim-c")}))
+        assert second.read() == JournalEntries(NAMES)
+    second.write(JournalEntries(NAMES | {("dra.cpu", "c"): ("ns", "claim-c")}))
     assert second.problem
     for one in (first, second, Journal(path)):
         assert one.read().releasing.keys() == {A}
         assert not one.problem
-    second.write(Entries({B: NAMES[B]}))
-    assert first.read() == Entries({B: NAMES[B]})
+    second.write(JournalEntries({B: NAMES[B]}))
+    assert first.read() == JournalEntries({B: NAMES[B]})
 
 
 def test_an_instance_can_write_its_own_entries_after_a_failed_read(path: Path) -> None:
     """No other instance has written in the meantime."""
     journal = Journal(path)
-    journal.write(Entries(NAMES))
+    journal.write(JournalEntries(NAMES))
     with descriptors_left():
         journal.read()
-    journal.write(Entries(NAMES, LEAVING))
+    journal.write(JournalEntries(NAMES, LEAVING))
     assert not journal.problem
     assert Journal(path).read().releasing.keys() == {A}
 
@@ -87,18 +87,18 @@ def test_another_instance_reads_the_written_entries(path: Path) -> None:
     instance sees the other instance's writes.
     """
     first, second = Journal(path), Journal(path)
-    assert (first.read(), first.was_read) == (Entries(), False)
-    first.write(Entries(NAMES, LEAVING | NAMELESS))
+    assert (first.read(), first.was_read) == (JournalEntries(), False)
+    first.write(JournalEntries(NAMES, LEAVING | NAMELESS))
     read = second.read()
-    assert (read.present, second.was_read, second.problem) == (NAMES, True, "")
+    assert (read.expected, second.was_read, second.problem) == (NAMES, True, "")
     assert read.releasing[A].record == record("a")
     assert (read.releasing[B].cpus, read.releasing[B].memory) == ({4, 5}, {"hugepages-2m-numa000": 1 << 21})
-    second.write(Entries({A: NAMES[A]}))
-    assert first.read() == Entries({A: NAMES[A]})
-    first.write(Entries({A: NAMES[A]}, unlisted=True))
-    assert second.read() == Entries({A: NAMES[A]}, unlisted=True)
-    second.write(Entries({A: NAMES[A]}))
-    assert not first.read().unlisted
+    second.write(JournalEntries({A: NAMES[A]}))
+    assert first.read() == JournalEntries({A: NAMES[A]})
+    first.write(JournalEntries({A: NAMES[A]}, needs_listing=True))
+    assert second.read() == JournalEntries({A: NAMES[A]}, needs_listing=True)
+    second.write(JournalEntries({A: NAMES[A]}))
+    assert not first.read().needs_listing
     assert first.foreign
     first.read()
     assert not first.foreign
@@ -110,10 +110,10 @@ def test_the_cpus_of_claims_are_read_back_as_they_were_written(path: Path, names
     are read.
     """
     present = dict.fromkeys([*CPUS, *[("dra.cpu", f"{n:036d}") for n in range(2000)]], names)
-    Journal(path).write(Entries(present, cpus=CPUS))
+    Journal(path).write(JournalEntries(present, cpus=CPUS))
     read = Journal(path).read()
-    assert (read.present.keys(), read.cpus) == (present.keys(), CPUS)
-    assert read.present[A] == (names if len(names[0]) < 60 else ("", ""))
+    assert (read.expected.keys(), read.cpus) == (present.keys(), CPUS)
+    assert read.expected[A] == (names if len(names[0]) < 60 else ("", ""))
 
 
 def test_cpus_that_do_not_fit_are_left_out_while_their_claims_stay(path: Path) -> None:
@@ -126,9 +126,9 @@ def test_cpus_that_do_not_fit_are_left_out_while_their_claims_stay(path: Path) -
         for claim in range(120)
     }
     journal = Journal(path)
-    journal.write(Entries(dict.fromkeys(cpus, NAMES[A]), LEAVING, cpus=cpus))
+    journal.write(JournalEntries(dict.fromkeys(cpus, NAMES[A]), LEAVING, cpus=cpus))
     read = Journal(path).read()
-    assert (journal.problem, read.present.keys(), read.cpus) == ("", cpus.keys(), {})
+    assert (journal.problem, read.expected.keys(), read.cpus) == ("", cpus.keys(), {})
     assert read.releasing[A].cpus == {1, 2}
 
 
@@ -140,10 +140,10 @@ def test_the_file_has_a_fixed_size_and_is_written_in_place(path: Path) -> None:
     assert status.st_blocks * 512 >= status.st_size == 2 * SLOT_BYTES
     with full_disk(2 * SLOT_BYTES):
         for number in range(5):
-            journal.write(Entries({("dra.cpu", str(number)): ("ns", "c")}, LEAVING))
+            journal.write(JournalEntries({("dra.cpu", str(number)): ("ns", "c")}, LEAVING))
             assert journal.problem == ""
     assert path.stat().st_ino == status.st_ino
-    assert Journal(path).read().present == {("dra.cpu", "4"): ("ns", "c")}
+    assert Journal(path).read().expected == {("dra.cpu", "4"): ("ns", "c")}
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -157,15 +157,15 @@ def test_a_crash_during_a_write_leaves_the_previous_slot_intact(end: int, garbag
         path = Path(directory) / "journal"
         journal = Journal(path)
         for present in ({A: NAMES[A]}, NAMES):
-            journal.write(Entries(present))
+            journal.write(JournalEntries(present))
         before = path.read_bytes()
-        journal.write(Entries(NAMES, LEAVING))
+        journal.write(JournalEntries(NAMES, LEAVING))
         written = (path.read_bytes()[SLOT_BYTES : SLOT_BYTES + end] + garbage)[:SLOT_BYTES]
         path.write_bytes(before[:SLOT_BYTES] + written + before[SLOT_BYTES + len(written) :])
         again = Journal(path)
-        assert again.read() in (Entries(NAMES), Entries(NAMES, LEAVING))
-        again.write(Entries({B: NAMES[B]}))
-        assert Journal(path).read() == Entries({B: NAMES[B]})
+        assert again.read() in (JournalEntries(NAMES), JournalEntries(NAMES, LEAVING))
+        again.write(JournalEntries({B: NAMES[B]}))
+        assert Journal(path).read() == JournalEntries({B: NAMES[B]})
 
 
 def test_a_failed_write_is_retried_later(path: Path) -> None:
@@ -174,13 +174,13 @@ def test_a_failed_write_is_retried_later(path: Path) -> None:
     """
     journal = Journal(path)
     with full_disk():
-        journal.write(Entries(NAMES, LEAVING))
+        journal.write(JournalEntries(NAMES, LEAVING))
         assert "cannot be written" in journal.problem
-        assert journal.read() == Entries(NAMES, LEAVING)
+        assert journal.read() == JournalEntries(NAMES, LEAVING)
         assert list(path.parent.iterdir()) == []
     assert journal.foreign, "the journal still counts as written by another instance"
     journal.write(journal.read())
-    assert (journal.problem, Journal(path).read().present) == ("", NAMES)
+    assert (journal.problem, Journal(path).read().expected) == ("", NAMES)
 
 
 @pytest.mark.parametrize("offset", [0, 64], ids=["header", "entries"])
@@ -194,7 +194,7 @@ def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
     """
     journal = Journal(path)
     for number in range(writes):
-        journal.write(Entries({("dra.cpu", str(number)): ("ns", "c")}))
+        journal.write(JournalEntries({("dra.cpu", str(number)): ("ns", "c")}))
     reader = Journal(path)
     latest = reader.read()
     data = bytearray(path.read_bytes())
@@ -206,8 +206,8 @@ def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
         one.write(latest)
         assert one.problem == ""
         assert Journal(path).read() == latest
-    journal.write(Entries(NAMES))
-    assert reader.read() == Journal(path).read() == Entries(NAMES)
+    journal.write(JournalEntries(NAMES))
+    assert reader.read() == Journal(path).read() == JournalEntries(NAMES)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 2 * SLOT_BYTES, b"dra-driver-numa journal 1 x y z", b"[]"])
@@ -216,10 +216,10 @@ def test_an_invalid_journal_is_replaced(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
     journal = Journal(path)
-    assert (journal.read(), journal.was_read) == (Entries(), False)
+    assert (journal.read(), journal.was_read) == (JournalEntries(), False)
     assert "is not a journal" in journal.problem
-    journal.write(Entries(NAMES))
-    assert Journal(path).read() == Entries(NAMES)
+    journal.write(JournalEntries(NAMES))
+    assert Journal(path).read() == JournalEntries(NAMES)
 
 
 def test_a_fifo_or_a_symlink_in_the_journals_place_is_replaced(path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_fifo_or_a_symlink_in_the_journals_place_is_replaced(path: Path) -> No
         else:
             os.mkfifo(path)
         journal = Journal(path)
-        assert journal.read() == Entries()
+        assert journal.read() == JournalEntries()
         assert journal.problem
 
 
@@ -242,15 +242,15 @@ def test_names_are_left_out_first_if_not_all_entries_fit(path: Path) -> None:
     """
     many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(2000)}
     journal = Journal(path)
-    journal.write(Entries(many, LEAVING))
-    assert Journal(path).read().present == many
+    journal.write(JournalEntries(many, LEAVING))
+    assert Journal(path).read().expected == many
     keys = [(driver, f"01234567-89ab-cdef-0123-{n:012d}") for n in range(MAX_CLAIM_FILES // 2) for driver in DRIVERS]
     more = dict.fromkeys(keys, ("n" * 60, "c" * 200))
-    journal.write(Entries(more, LEAVING))
+    journal.write(JournalEntries(more, LEAVING))
     read = Journal(path).read()
-    assert read.present == dict.fromkeys(more, ("", ""))
+    assert read.expected == dict.fromkeys(more, ("", ""))
     assert (read.releasing[A].record, read.releasing[A].cpus) == (None, {1, 2})
-    journal.write(Entries({("dra.cpu", f"{n:0100d}"): ("", "") for n in range(4000)}))
+    journal.write(JournalEntries({("dra.cpu", f"{n:0100d}"): ("", "") for n in range(4000)}))
     assert "more claims than the journal has room for" in journal.problem
 
 
@@ -281,40 +281,40 @@ def test_more_cpus_than_any_machine_has_are_not_read(path: Path, entries: list[A
     entries, and the next instance reads them.
     """
     journal = Journal(path)
-    journal.write(Entries(NAMES))
+    journal.write(JournalEntries(NAMES))
     replace_slot(path, 2, entries)
     tracemalloc.start()
     read = journal.read()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 32 << 20
-    assert (read, journal.foreign) == (Entries(NAMES), True)
+    assert (read, journal.foreign) == (JournalEntries(NAMES), True)
     assert "contains more than 131072 CPUs" in journal.problem
     fresh = Journal(path)
-    assert (fresh.read(), fresh.was_read) == (Entries(), False)
+    assert (fresh.read(), fresh.was_read) == (JournalEntries(), False)
     journal.write(read)
-    assert (journal.problem, Journal(path).read()) == ("", Entries(NAMES))
+    assert (journal.problem, Journal(path).read()) == ("", JournalEntries(NAMES))
 
 
 def test_entries_that_cannot_come_from_a_claim_file_are_skipped(path: Path) -> None:
     """If the entries were read, their CPUs would stay allocated forever, or their negative byte counts would allow
     another claim to get too many bytes.
     """
-    Journal(path).write(Entries(NAMES))
+    Journal(path).write(JournalEntries(NAMES))
     gone = {"driver": "dra.memory", "uid": "m", "cpus": "", "memory": {"memory-numa000": -(1 << 40)}}
     entries: list[Any] = [["dra.gpu", "u", "ns", "n", {"": "1"}], ["dra.cpu", "../u", "ns", "n", {"": "2"}], gone]
     entries += [{**gone, "driver": "dra.gpu", "memory": {}}, {**gone, "uid": "", "memory": {}}]
     replace_slot(path, 2, [["dra.cpu", "a", "ns", "claim-a"], *entries])
-    assert Journal(path).read() == Entries({A: NAMES[A]})
+    assert Journal(path).read() == JournalEntries({A: NAMES[A]})
 
 
 def test_entries_from_a_newer_release_are_skipped(path: Path) -> None:
     """Each entry is on a separate line, so the remaining ones can still be parsed."""
     journal = Journal(path)
-    journal.write(Entries(NAMES))
+    journal.write(JournalEntries(NAMES))
     entries = [["dra.cpu", "a", "ns", "claim-a", {"": "1-2"}, "more"], {"invention": 1}, ["x"], 3]
     entries += [{"record": {"version": 99}}]
     held = {"driver": "dra.cpu", "uid": "b", "cpus": "0", "memory": {}}
     entries += [held | {"cpus": [0]}, held | {"memory": [5]}]
     replace_slot(path, 2, entries)
-    assert Journal(path).read() == Entries({A: NAMES[A]}, cpus={A: CPUS[A]})
+    assert Journal(path).read() == JournalEntries({A: NAMES[A]}, cpus={A: CPUS[A]})

@@ -64,7 +64,7 @@ class Machine:
     async def recover(self) -> None:
         """Advances the time until every lost claim is due for recovery."""
         self.node.now += 700
-        await self.node.recovery.round()
+        await self.node.recovery.run_round()
 
     async def step(self) -> None:
         """Runs one random step."""
@@ -141,7 +141,7 @@ class Machine:
             self.report()
             await self.recover()
         assert {uid for uid in self.sizes if self.node.store.ledger.record(DRIVER, uid)} == self.promised
-        assert self.node.store.ledger.unanswered(DRIVER, ignoring="") == []
+        assert self.node.store.ledger.unresolved(DRIVER, ignoring="") == []
 
 
 @pytest.mark.parametrize("seed", range(25))

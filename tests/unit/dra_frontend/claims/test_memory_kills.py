@@ -5,7 +5,7 @@ parameter that applies.
 
 from pathlib import Path
 
-from dra_frontend.claims.memory_kills import MAX_NEW, REASON, MemoryKills, kill_note
+from dra_frontend.claims.memory_kills import MAX_NEW_PER_REPORT, REASON, MemoryKills, kill_note
 from dra_frontend.events.event import ObjectReference, Observation
 from numa_contract.reports import ContainerReport
 
@@ -101,6 +101,6 @@ def test_earlier_kills_are_not_observed_again_after_the_backend_was_silent(tmp_p
 def test_the_kills_per_report_are_bounded(tmp_path: Path) -> None:
     """A report with 20,000 containers must not block the event loop for more than a moment."""
     node = Kills(tmp_path)
-    reports = [report(1, f"c{number}") for number in range(2 * MAX_NEW)]
-    assert len(node.reported(*reports)) == MAX_NEW
+    reports = [report(1, f"c{number}") for number in range(2 * MAX_NEW_PER_REPORT)]
+    assert len(node.reported(*reports)) == MAX_NEW_PER_REPORT
     assert node.reported(*reports) == []

@@ -251,6 +251,6 @@ async def test_a_rebuilt_claim_mounts_the_same_file(node: Node) -> None:
     await again.store.start()
     assert not again.plugins.exists() or not list(again.plugins.iterdir())
     again.report(unknownClaims=[{"uid": "u", "driver": "dra.cpu", "cpus": sorted(held)}])
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.store.ledger.records[0].rebuilt
     assert (again.mounts(), again.metadata().read_text()) == before

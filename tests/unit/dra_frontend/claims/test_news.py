@@ -4,10 +4,10 @@
 import asyncio
 
 from dra_frontend.claims.directory import Change
-from dra_frontend.claims.store import RecordNews
+from dra_frontend.claims.store import ChangeFeed
 
 
-def said(news: RecordNews, after: int | None) -> list[str]:
+def said(news: ChangeFeed, after: int | None) -> list[str]:
     """Returns the claims that have changed since the given generation. Fails if the response does not arrive
     immediately.
     """
@@ -22,7 +22,7 @@ def said(news: RecordNews, after: int | None) -> list[str]:
 
 def test_changes_after_a_generation_are_returned() -> None:
     """Each change has a number, and a reader that has missed several changes gets all of them in order."""
-    news = RecordNews(10)
+    news = ChangeFeed(10)
     for uid in "abc":
         news.publish(Change("prepared", "dra.cpu", uid))
     news.publish(Change("freed", "dra.cpu", "a"))  # The claim's record was removed earlier.
@@ -35,14 +35,14 @@ def test_a_generation_from_another_instance_gets_an_immediate_answer() -> None:
     """If the generation comes from an earlier or later frontend instance, the response contains this instance's current
     generation.
     """
-    news = RecordNews(10)
+    news = ChangeFeed(10)
     assert said(news, 3) == []
     assert said(news, 99) == []
 
 
 def test_only_the_latest_changes_are_remembered() -> None:
     """Memory is bounded. The generation alone shows a reader that it has missed changes."""
-    news = RecordNews(0)
+    news = ChangeFeed(0)
     for number in range(1000):
         news.publish(Change("prepared", "dra.cpu", str(number)))
     assert said(news, 0) == [str(number) for number in range(744, 1000)]
@@ -50,7 +50,7 @@ def test_only_the_latest_changes_are_remembered() -> None:
 
 async def test_all_waiting_readers_are_notified() -> None:
     """A single change is sent to all waiting readers. A reader that asks again waits for the next change."""
-    news = RecordNews(0)
+    news = ChangeFeed(0)
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(news.after(0, 60.0)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -60,7 +60,7 @@ async def test_all_waiting_readers_are_notified() -> None:
 
 async def test_a_wait_is_bounded() -> None:
     """If nothing changes, the same generation is returned after the timeout, or immediately on shutdown."""
-    news = RecordNews(5)
+    news = ChangeFeed(5)
     assert (await news.after(5, 0.01)).generation == 5
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(news.after(5, 60.0))

@@ -39,7 +39,7 @@ class Api:
         self.watch_error: Exception | None = None
         """Error that the next watch fails with."""
         self.answers: dict[str, list[Document]] = {}
-        self.watched = asyncio.Event()
+        self.monitored = asyncio.Event()
 
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[Document], Document | None]
@@ -59,7 +59,7 @@ class Api:
             raise error
         for event in self.events:
             yield event
-        self.watched.set()
+        self.monitored.set()
         await asyncio.Event().wait()
 
     async def apply_claim_devices(
@@ -142,7 +142,7 @@ class Node:
         """Has the driver read the list and the watch events."""
         async with asyncio.timeout(20):
             following = asyncio.create_task(self.on_demand.claims.follow())
-            await self.api.watched.wait()
+            await self.api.monitored.wait()
             following.cancel()
         await self.provide()
 
@@ -215,7 +215,7 @@ async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> Non
     await node.provide()
     assert node.answered() == {"u": "NotProvisioned"}
     await node.follow()
-    assert node.on_demand._answered == {}
+    assert node.on_demand._written_results == {}
 
 
 @pytest.mark.parametrize("by", ["list", "watch"])
@@ -229,7 +229,7 @@ async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Pa
     node.api.listed = [first]
     await node.follow()
     assert node.answered() == {"u": "NotProvisioned"}
-    node.api.watched.clear()
+    node.api.monitored.clear()
     if by == "watch":
         node.api.events = (("MODIFIED", deallocated), ("MODIFIED", second))
     else:
@@ -254,8 +254,8 @@ async def test_a_condition_for_an_earlier_allocation_does_not_count_for_a_later_
             answer = await super().apply_claim_devices(namespace, name, uid, devices, manager)
             if self.listed:
                 self.listed = []
-                node.on_demand.claims._see("MODIFIED", {"metadata": first["metadata"], "status": {}})
-                node.on_demand.claims._see("MODIFIED", second)
+                node.on_demand.claims._apply_event("MODIFIED", {"metadata": first["metadata"], "status": {}})
+                node.on_demand.claims._apply_event("MODIFIED", second)
                 self.answers.clear()
             return answer
 
@@ -319,7 +319,7 @@ async def test_pages_are_not_freed_while_a_lost_claim_may_own_them(tmp_path: Pat
     await node.follow()
     assert node.pages == 2
     node.ledger = Ledger(
-        {}, absent=node.ledger.absent, answered={("dra.memory", "lost"): {"hugepages-1g-numa000": 1 << 30}}
+        {}, absent=node.ledger.absent, lookup_results={("dra.memory", "lost"): {"hugepages-1g-numa000": 1 << 30}}
     )
     await node.provide()
     assert node.pages == 1
@@ -419,7 +419,7 @@ async def test_a_helper_restart_fails_no_claim(tmp_path: Path) -> None:
     node.kernel.silent = True
     node.api.answers.clear()
     node.api.listed = [asked("u", "2Gi")]
-    node.api.watched.clear()
+    node.api.monitored.clear()
     node.now += SILENCE_SECONDS
     await node.follow()
     assert node.answered() == {}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.claims.memory_kills import MAX_NEW
+from dra_frontend.claims.memory_kills import MAX_NEW_PER_REPORT
 from dra_frontend.claims.pod_events import BEST_EFFORT, KEPT_BY_POOL, PodEvents
 from dra_frontend.events.event import Observation
 from numa_contract.reports import ContainerReport
@@ -120,5 +120,5 @@ def test_the_conditions_per_report_are_bounded(pods: Pods, caplog: pytest.LogCap
     """
     for start in range(0, 6000, 3000):
         pods.see(*[report(f"{number}") for number in range(start, start + 3000)])
-    assert len(pods.observed) == 2 * MAX_NEW
+    assert len(pods.observed) == 2 * MAX_NEW_PER_REPORT
     assert [one.__dict__["conditions"] for one in caplog.records] == [3000]

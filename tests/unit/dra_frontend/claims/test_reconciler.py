@@ -119,13 +119,13 @@ async def test_an_owner_is_stored_only_after_its_container_has_started(node: Fro
     await node.prepare("u")
     await node.prepare("u", "dra.memory")
     uses = [{"uid": "u", "driver": driver} for driver in ("dra.cpu", "dra.memory")]
-    before = node.store.news.generation
+    before = node.store.change_feed.generation
     node.report(state="created", claims=uses)
     await node.reconciler.follow_reports()
-    assert node.store.news.generation == before
+    assert node.store.change_feed.generation == before
     node.report(state="running", claims=uses)
     await node.reconciler.follow_reports()
-    written = (await node.store.news.after(before, 0)).changes
+    written = (await node.store.change_feed.after(before, 0)).changes
     assert [(change.change, change.driver) for change in written] == [("updated", "dra.cpu"), ("updated", "dra.memory")]
 
 
@@ -150,7 +150,7 @@ async def test_a_pod_that_appears_later_is_read_from_the_api_server(node: Fronte
     api.add(claim("u", cpus(1), pods=("pod-1", "pod-2")))
     async with asyncio.TaskGroup() as tasks:
         worker = tasks.create_task(node.reconciler.run_reports())
-        await eventually(lambda: bool(node.backend.news._waiters))
+        await eventually(lambda: bool(node.backend.change_event._waiters))
         node.report(podUid="pod-2", refused="not reserved", unknownClaims=[USE])
         await eventually(lambda: node.record("u").reserves("pod-2"))
         worker.cancel()
@@ -162,7 +162,7 @@ async def test_an_orphaned_claim_is_released(node: Frontend, api: Claims, change
     node.
     """
     api.forget("u", change)
-    await node.reconciler.sweep_some()
+    await node.reconciler.sweep_next()
     assert node.store.ledger.records == []
 
 
@@ -184,7 +184,7 @@ async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims
         api.error = UnavailableError("get resourceclaims", "connection refused")
     elif reason == "backend silent":
         node.backend.status = None
-    await node.reconciler.sweep_some()
+    await node.reconciler.sweep_next()
     assert len(node.store.ledger.records) == 1
 
 
@@ -195,10 +195,10 @@ async def test_a_sweep_reads_one_claim_at_a_time(node: Frontend, api: Claims) ->
         assert (await node.prepare("v", driver)).error is None
     del api.documents["claim-v"]
     api.read.clear()
-    await node.reconciler.sweep_some()
+    await node.reconciler.sweep_next()
     assert api.read == ["claim-v"]
     assert [record.claim.uid for record in node.store.ledger.records] == ["u"]
-    await node.reconciler.sweep_some()
+    await node.reconciler.sweep_next()
     assert api.read == ["claim-v", "claim-u"]
 
 
@@ -208,9 +208,9 @@ async def test_the_next_sweep_begins_minutes_later(node: Frontend, api: Claims) 
     reconciler = Reconciler(NODE, api, node.store, node.backend, lambda: next(clock))
     api.read.clear()
     for _ in range(3):
-        await reconciler.sweep_some()
+        await reconciler.sweep_next()
     assert api.read == ["claim-u"]
-    await reconciler.sweep_some()
+    await reconciler.sweep_next()
     assert api.read == ["claim-u"] * 2
 
 
@@ -221,7 +221,7 @@ async def test_a_malformed_claim_does_not_end_the_sweep(node: Frontend, api: Cla
     api.documents["claim-u"] = {"metadata": [], "status": "x"}
     del api.documents["claim-v"]
     for _ in range(4):
-        await node.reconciler.sweep_some()
+        await node.reconciler.sweep_next()
     assert [record.claim.uid for record in node.store.ledger.records] == ["u"]
 
 
@@ -232,7 +232,7 @@ async def test_an_owner_whose_pod_is_gone_is_replaced(node: Frontend, api: Claim
     node.report(claims=[USE])
     await node.reconciler.follow_reports()
     api.add(claim("u", cpus(1), pods=("pod-2",)))
-    await node.reconciler.sweep_some()
+    await node.reconciler.sweep_next()
     assert owner(node) == ("", "")
     assert [pod.uid for pod in node.record("u").reserved_for] == ["pod-2"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.api_server.errors import UnavailableError
-from dra_frontend.claims.journal import Entries, Journal
+from dra_frontend.claims.journal import Journal, JournalEntries
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.model import Machine
@@ -66,7 +66,7 @@ async def test_a_claim_without_a_container_is_rebuilt_at_startup(node: Frontend,
     else:
         node.damage("u")
     again = await restarted(node)
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.cpus("u") == held
     assert again.file("u").exists()
     assert (await again.prepare("v")).error is not None
@@ -85,7 +85,7 @@ async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch:
 
     async def searches() -> bool:
         before = len(searched)
-        await node.recovery.round()
+        await node.recovery.run_round()
         return len(searched) > before
 
     assert [await searches(), await searches()] == [True, False]
@@ -147,7 +147,7 @@ async def test_lost_files_are_rebuilt_from_running_containers(node: Frontend, jo
         (node.root / "claims.journal").unlink()
     again = await restarted(node)
     again.report(unknownClaims=[use("u", held)])
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert (again.cpus("u"), again.record("u").rebuilt) == (held, True)
     assert again.api.lists == ([] if journal else ["ns"])
 
@@ -167,7 +167,7 @@ async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> N
     again = await restarted(node)
     assert again.store.journal_lost
     await again.recovery.list_all()
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert (again.cpus("u"), again.api.lists) == (held, [""])
     assert {record.claim.uid for record in again.store.ledger.records} == {"u"}
 
@@ -182,7 +182,7 @@ async def test_a_claim_unprepared_before_the_list_is_not_rebuilt(node: Frontend)
         await again.scan()
     assert again.store.ledger.held_cpus() == frozenset()
     await again.recovery.list_all()
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert not again.file("u").exists()
     await again.scan()
     assert not again.store.ledger.releasing
@@ -207,7 +207,7 @@ async def test_a_listed_claim_that_is_currently_unusable_is_retried(node: Fronte
     assert again.store.ledger.held_cpus() == held
     node.api.documents["claim-u"] = usable
     again.now += 700
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert (again.cpus("u"), again.store.ledger.lost()) == (held, {})
 
 
@@ -219,7 +219,7 @@ async def test_no_cpus_are_allocated_before_the_backend_has_reported_a_lost_clai
     other, node = Frontend(tmp_path, api=api), Frontend(tmp_path, api=api, enforced=False, wait=20.0)
     await node.store.start()
     lease = BackendStatus(
-        instance="j", generation=1, records=node.store.news.generation, active=True, synchronized=True
+        instance="j", generation=1, records=node.store.change_feed.generation, active=True, synchronized=True
     )
     node.backend.renew(lease, [])
     assert (await other.prepare("u")).error is None
@@ -229,13 +229,13 @@ async def test_no_cpus_are_allocated_before_the_backend_has_reported_a_lost_clai
     async with asyncio.TaskGroup() as tasks:
         preparing = tasks.create_task(node.prepare("v"))
         await asyncio.sleep(0.3)
-        await node.recovery.round()
+        await node.recovery.run_round()
         assert not preparing.done()
-        assert node.store.unconfirmed == {("dra.cpu", "u")} == node.store.ledger.absent
-        lease = lease.model_copy(update={"generation": 2, "records": node.store.news.generation})
+        assert node.store.unconfirmed_losses == {("dra.cpu", "u")} == node.store.ledger.absent
+        lease = lease.model_copy(update={"generation": 2, "records": node.store.change_feed.generation})
         node.backend.renew(lease, [report(unknownClaims=[use("u", held)]).model_dump(mode="json", by_alias=True)])
         node.changed()
-        await node.recovery.round()
+        await node.recovery.run_round()
     assert preparing.result().error is None
     assert (node.cpus("u"), node.cpus("v") & held) == (held, frozenset())
 
@@ -246,7 +246,7 @@ async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> Non
     again = await restarted(node)
     again.report(unknownClaims=[use("x", frozenset({1, 4, 5}))])
     again.api.error = UnavailableError("get resourceclaims", "connection refused")
-    await again.recovery.round()
+    await again.recovery.run_round()
     again.api.error = None
     assert (await again.prepare("v")).error is not None
 
@@ -261,10 +261,10 @@ async def test_no_hugepages_are_allocated_until_the_lost_claim_has_been_looked_u
     again = await restarted(node)
     again.report(unknownClaims=[use("a", driver="dra.memory")])
     api.no_lists = True
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert "while the record of claim a is being rebuilt" in str(await again.prepare("b", "dra.memory"))
     api.no_lists, again.now = False, again.now + 10
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.record("a", "dra.memory").rebuilt
     assert "until this node's claims have been listed" in str(await again.prepare("b", "dra.memory"))
     await again.recovery.list_all()
@@ -279,13 +279,13 @@ async def test_a_nonexistent_claim_holds_no_hugepages(tmp_path: Path) -> None:
     node = Frontend(tmp_path, api=api)
     node.report(unknownClaims=[use(f"made-up-{n}", driver="dra.memory") for n in range(5000)])
     assert "is being rebuilt" in str(await node.prepare("b", "dra.memory"))
-    await node.recovery.round()
+    await node.recovery.run_round()
     assert (await node.prepare("b", "dra.memory")).error is None
     assert api.lists == ["ns"]
     node.backend.containers = {}
     node.report(id="d", unknownClaims=[use("another", driver="dra.memory")])
-    await node.recovery.round()
-    assert node.store.ledger.answered == {("dra.memory", "another"): {}}, (
+    await node.recovery.run_round()
+    assert node.store.ledger.lookup_results == {("dra.memory", "another"): {}}, (
         "answers about claims that no container names any longer are dropped"
     )
 
@@ -304,7 +304,7 @@ async def test_an_unreadable_record_with_several_requests_is_rebuilt(
     for request in living:
         named = {"uid": "s", "driver": "dra.cpu", "requests": [request], "cpus": sorted(held[request])}
         again.report(unknownClaims=[named])
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert {request: again.record("s").cpus_of([request]) for request in ("a", "b")} == held
 
 
@@ -315,7 +315,7 @@ async def test_a_lost_claim_that_was_deleted_is_released(node: Frontend, answer:
     node.api.forget("u", answer)
     again = await restarted(node)
     assert again.store.ledger.held_cpus()
-    await again.recovery.round()
+    await again.recovery.run_round()
     await again.scan()
     assert again.store.ledger.held_cpus() == frozenset()
     assert not again.file("u").exists()
@@ -331,7 +331,7 @@ async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any
     node.remove_journaled_cpus()
     good, node.api.documents["claim-u"] = node.api.documents["claim-u"], {}
     second = await restarted(node)
-    await second.recovery.round()
+    await second.recovery.run_round()
     assert (await second.prepare("v")).error is None
     return held, good, second
 
@@ -363,7 +363,7 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
     node.api.documents["claim-u"] = good
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
     await node.scan()
-    await node.recovery.round()
+    await node.recovery.run_round()
     assert (node.cpus("u"), node.cpus("v")) == (held, frozenset())
     assert node.file("u").exists()
     assert not node.file("v").exists()
@@ -386,7 +386,7 @@ async def test_a_lost_record_is_not_restored_if_the_file_with_its_cpus_vanished(
     await node.scan()
     assert not list(node.path.iterdir())
     node.api.documents["claim-u"] = good
-    await node.recovery.round()
+    await node.recovery.run_round()
     found = {uid: len(node.cpus(uid)) for uid in ("u", "v")}
     assert found == ({"u": 2, "v": 0} if other == "file vanished" else {"u": 0, "v": 2}), (
         "only three CPUs can be allocated"
@@ -409,7 +409,7 @@ async def test_a_lost_record_that_was_rebuilt_elsewhere_is_not_restored_with_its
     node.remove_journaled_cpus()
     good, api.documents["claim-u"] = api.documents["claim-u"], {}
     second = await restarted(node)
-    await second.recovery.round()
+    await second.recovery.run_round()
     assert (await second.prepare("v")).error is None
     api.documents["claim-u"] = good
     assert (await second.prepare("u")).error is None
@@ -422,7 +422,7 @@ async def test_a_lost_record_that_was_rebuilt_elsewhere_is_not_restored_with_its
     if gone:
         await second.unprepare("v")
     await node.scan()
-    await node.recovery.round()
+    await node.recovery.run_round()
     assert (node.cpus("u"), node.cpus("v")) == (second.cpus("u"), frozenset() if gone else former)
 
 
@@ -434,12 +434,12 @@ async def test_a_lost_claims_cpus_stay_allocated_while_the_claim_cannot_be_read(
     node.file("u").unlink()
     node.api.documents["claim-u"] = {}
     again = await restarted(node)
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.store.ledger.held_cpus() == held
     assert "2 CPUs requested, 1 free" in str((await again.prepare("v")).error)
     again.now += 700
     node.api.documents["claim-u"] = good
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.cpus("u") == held
 
 
@@ -453,7 +453,7 @@ async def test_a_lost_claims_cpus_are_free_once_it_is_unprepared_or_deleted(node
     again.file("v").unlink()
     del node.api.documents["claim-v"]
     last = await restarted(again)
-    await last.recovery.round()
+    await last.recovery.run_round()
     await last.scan()
     assert not last.store.ledger.held_cpus()
 
@@ -464,7 +464,7 @@ def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any])
     """
     reports = [report(unknownClaims=uses).model_dump(mode="json", by_alias=True)] if uses else []
     lease = BackendStatus(instance=instance, generation=generation, active=True, synchronized=True)
-    node.backend.renew(lease.model_copy(update={"records": node.store.news.generation}), reports)
+    node.backend.renew(lease.model_copy(update={"records": node.store.change_feed.generation}), reports)
     node.changed()
 
 
@@ -502,7 +502,7 @@ async def test_a_finished_release_is_not_rebuilt_from_an_older_report(late: Fron
     different claim.
     """
     for _ in range(3):
-        await late.recovery.round()
+        await late.recovery.run_round()
         await late.scan()
         late.now += 700
     assert (late.cpus("u"), late.store.ledger.lost(), late.store.ledger.releasing) == (frozenset(), {}, {})
@@ -541,9 +541,9 @@ async def test_a_report_newer_than_the_end_of_a_release_counts(late: Frontend) -
     """
     await late.scan()
     renew(late, "i", 3, use("u", frozenset({5})))
-    assert late.store.ledger.ended == {("dra.cpu", "u")}
+    assert late.store.ledger.freed_elsewhere == {("dra.cpu", "u")}
     await late.scan()
-    assert (late.store.ledger.ended, [*late.store.ledger.lost()]) == (frozenset(), [("dra.cpu", "u")])
+    assert (late.store.ledger.freed_elsewhere, [*late.store.ledger.lost()]) == (frozenset(), [("dra.cpu", "u")])
 
 
 async def test_a_claim_that_is_absent_from_a_new_journal_was_not_released(tmp_path: Path) -> None:
@@ -574,7 +574,7 @@ async def test_an_unprepared_claim_is_not_rebuilt(node: Frontend) -> None:
             instance.report(unknownClaims=[use("u", held)])
             instance.enforce()
         instance.report(unknownClaims=[use("u", held)])
-        await instance.recovery.round()
+        await instance.recovery.run_round()
         assert not instance.file("u").exists()
         assert instance.store.ledger.held_cpus() == held
 
@@ -594,15 +594,15 @@ async def test_a_lost_claim_gets_no_cpus_of_another_claim_because_of_an_older_re
     await again.store.transact(lambda transaction: transaction.write(record("v", held)))
     for _ in range(2):
         again.now += 700
-        await again.recovery.round()
+        await again.recovery.run_round()
         assert (again.cpus("u"), again.cpus("v")) == (frozenset(), held)
     if not runs:
         again.backend.containers = {}
     again.enforce()
     again.now += 700
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.cpus("u") == (held if runs else frozenset())
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.cpus("v").isdisjoint(held) if runs else again.cpus("v") == held
 
 
@@ -612,7 +612,7 @@ async def test_the_record_in_use_takes_precedence_over_an_overlapping_one(node: 
     node.api.add(claim("t", cpus(1)))
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
     held = node.cpus("u")
-    await node.recovery.round()
+    await node.recovery.run_round()
     assert (node.cpus("u"), len(node.cpus("t"))) == (held, 1)
     assert not node.cpus("t") & held
     assert node.store.quarantined == {}
@@ -631,11 +631,11 @@ async def test_a_malformed_response_affects_only_its_own_claim(node: Frontend, d
     again = await restarted(node)
     good = node.api.documents["claim-u"]
     node.api.documents["claim-u"] = document
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.cpus("w")
     node.api.documents["claim-u"] = good
     again.now += 10
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.cpus("u") or ("dra.cpu", "u") not in again.store.ledger.absent
 
 
@@ -650,7 +650,7 @@ async def test_hugepages_of_an_unreadable_lost_claim_are_not_allocated_to_others
     api.documents["claim-a"] = {"metadata": [], "status": "x"}
     again = await restarted(node)
     for _ in range(3):
-        await again.recovery.round()
+        await again.recovery.run_round()
         again.now += 700
         error = (await again.prepare("b", "dra.memory")).error or ""
         assert "while the record of claim a is being rebuilt" in error
@@ -661,7 +661,7 @@ async def test_hugepages_of_an_unreadable_lost_claim_are_not_allocated_to_others
         del api.documents["claim-a"]
     else:
         api.documents["claim-a"] = readable
-    await again.recovery.round()
+    await again.recovery.run_round()
     answer = await again.prepare("b", "dra.memory")
     assert (answer.error is None) == (gone != "readable again"), answer
 
@@ -710,14 +710,14 @@ async def test_without_files_and_journal_no_hugepages_are_allocated_before_the_l
     (lost.root / "claims.journal").unlink()
     again = await restarted(lost)
     new = again.api.documents.pop("claim-new")
-    await again.recovery.round()
+    await again.recovery.run_round()
     again.api.documents["claim-new"] = new
     assert "until this node's claims have been listed" in str(await again.prepare("new", "dra.memory"))
     del again.api.documents["claim-new"]
     await again.recovery.list_all()
     again.api.documents["claim-new"] = new
     assert "while the record of claim a is being rebuilt" in str(await again.prepare("new", "dra.memory"))
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert rebuilt(again) == {"a", "b"}
     assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
 
@@ -732,7 +732,7 @@ async def test_a_lost_claims_pages_count_before_its_record_is_written(lost: Fron
         again.api.documents[f"claim-{uid}"]["status"]["reservedFor"] = []
     again.api.error = UnavailableError("get resourceclaims", "refused") if fault == "API server unavailable" else None
     with full_disk() if fault == "disk full" else nullcontext():
-        await again.recovery.round()
+        await again.recovery.run_round()
     again.api.error = None
     assert rebuilt(again) == set()
     expected = "is being rebuilt" if fault == "API server unavailable" else "201326592 of 536870912 unclaimed"
@@ -749,7 +749,7 @@ async def test_if_two_lost_claims_do_not_fit_one_is_rebuilt_and_both_hold_pages(
     for uid in "ab":
         expect = methodcaller("expect", ("dra.memory", uid), ("ns", f"claim-{uid}"))
         await again.store.transact(expect)
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert len([uid for uid in "ab" if again.store.ledger.record("dra.memory", uid)]) == 1
     assert "0 of 536870912 unclaimed" in str(await again.prepare("c", "dra.memory"))
 
@@ -758,8 +758,8 @@ async def test_an_answer_about_a_lost_claim_is_discarded_when_it_is_released(los
     """If a claim with the same UID is prepared and lost again, it is read from the API server again."""
     again = await restarted(lost)
     again.api.forget("a", "deallocated")
-    await again.recovery.round()
-    assert ("dra.memory", "a") not in again.store.ledger.answered
+    await again.recovery.run_round()
+    assert ("dra.memory", "a") not in again.store.ledger.lookup_results
     assert rebuilt(again) == {"b"}
 
 
@@ -782,17 +782,17 @@ async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     shown = {"limits": {"hugetlb.2MB.max": str(400 << 20)}, "mems": "0"} if driver == "dra.memory" else {}
     node.report(id="c", unknownClaims=[use("u", held, driver)], **shown)
     assert (await node.unprepare("u", driver)).error is None
-    await node.recovery.round()
+    await node.recovery.run_round()
     if node.store.journal_lost:
         await node.recovery.list_all()
-    await node.recovery.round()
+    await node.recovery.run_round()
     assert not node.file("u", driver).exists()
     assert node.store.ledger.held_cpus() == held, "the claim's container is still running"
     assert bool(node.store.ledger.claimed_bytes()) == (driver == "dra.memory")
     node.report(id="c", state="stopped")
     node.enforce()
     await node.scan()
-    await node.recovery.round()
+    await node.recovery.run_round()
     assert (node.store.ledger.held_cpus(), node.store.ledger.claimed_bytes()) == (frozenset(), {})
     assert node.store.ledger.releasing == {}
 
@@ -821,7 +821,7 @@ async def test_a_claim_released_while_all_claims_are_being_listed_is_not_rebuilt
         await again.scan()
         assert again.store.ledger.held_cpus() == frozenset()
         released.set()
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert not again.file("u").exists()
     await again.scan()
     assert (again.store.ledger.lost(), again.store.ledger.releasing) == ({}, {})
@@ -837,7 +837,7 @@ async def test_a_claim_that_another_instance_releases_before_the_list_is_not_reb
         await second.scan()
     assert second.store.ledger.held_cpus() == frozenset()
     await first.recovery.list_all()
-    await first.recovery.round()
+    await first.recovery.run_round()
     assert not first.file("u").exists()
     await second.scan()
     assert (second.store.journal_lost, second.store.ledger.releasing) == (False, {})
@@ -892,14 +892,14 @@ async def test_a_deleted_claim_without_a_name_is_released_after_its_container_ha
         node.file("u").unlink()
     node.api.documents.clear()
     (node.root / "claims.journal").unlink()
-    Journal(node.root / "claims.journal").write(Entries({("dra.cpu", "u"): ("", "")}, unlisted=True))
+    Journal(node.root / "claims.journal").write(JournalEntries({("dra.cpu", "u"): ("", "")}, needs_listing=True))
     again = await restarted(node)
     again.backend.clock = float  # The lease never expires.
     again.enforce()
     again.report(unknownClaims=[use("u", held)])
     running = asyncio.create_task(again.recovery.run())
     async with asyncio.timeout(60):
-        while again.store.journal_lost or again.recovery.list_wanted:
+        while again.store.journal_lost or again.recovery.must_list:
             await again.scan()
     lists = again.api.lists.count("")
     await asyncio.sleep(0.1)
@@ -926,11 +926,11 @@ async def test_a_listed_claim_counts_even_if_its_device_is_not_currently_offered
     again.inventory = empty if missing == "machine cannot be read" else replace(offered, pools=pools)
     new = again.api.documents.pop("claim-new")
     await again.recovery.list_all()
-    await again.recovery.round()
+    await again.recovery.run_round()
     again.api.documents["claim-new"], again.inventory = new, offered
     assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
     again.now += 1000
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert rebuilt(again) == {"a", "b"}
 
 
@@ -950,7 +950,7 @@ async def test_a_lost_record_is_rebuilt_from_the_latest_inventory(
         return False
 
     monkeypatch.setattr(again, "counts_claims", counted)
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert held.isdisjoint(again.cpus("u"))
 
 
@@ -965,7 +965,7 @@ async def test_a_rebuilt_claim_on_devices_without_the_mapping_is_not_counted(tmp
     node.file("u").unlink()
     again = await restarted(node, config=config)
     again.counted = True
-    await again.recovery.round()
+    await again.recovery.run_round()
     assert again.file("u").exists()
     assert not again.record("u").counted
 
@@ -975,7 +975,7 @@ async def test_a_release_without_a_file_does_not_count_as_a_record(lost: Fronten
     pool, as for any other claim.
     """
     again = await restarted(lost)
-    await again.recovery.round()
+    await again.recovery.run_round()
     await again.unprepare("new", "dra.memory")
     assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
 
@@ -1008,7 +1008,7 @@ async def test_a_namespace_is_listed_again_after_the_delay_that_the_server_reque
     again.report(unknownClaims=[use("x", frozenset({2}))])
     for passed, lists in ((0, 1), (59, 1), (2, 2)):
         again.now += passed
-        await again.recovery.round()
+        await again.recovery.run_round()
         assert again.api.lists == ["ns"] * lists
 
 
@@ -1048,6 +1048,6 @@ async def test_an_endless_list_does_not_stop_recovery(node: Frontend) -> None:
     again.report(unknownClaims=[use("x", frozenset({2}))])
     async with asyncio.timeout(10):
         for _ in range(3):
-            await again.recovery.round()
+            await again.recovery.run_round()
             again.now += 700
     assert again.cpus("u")

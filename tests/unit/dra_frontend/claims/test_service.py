@@ -9,7 +9,7 @@ import pytest
 from dra_frontend.allocation.allocate import DriverClaim
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.kubelet.dra import Answer, ClaimName
+from dra_frontend.kubelet.dra import ClaimName, ClaimResult
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.reports import ClaimUse
@@ -154,7 +154,7 @@ async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) ->
 
 async def test_unprepare_of_an_unknown_claim_succeeds(node: Frontend) -> None:
     """The kubelet repeats its calls, and a claim may predate this installation."""
-    assert await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "u")] * 2) == {"u": Answer()}
+    assert await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "u")] * 2) == {"u": ClaimResult()}
     answer = await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "../../etc/passwd")])
     assert all(failure.error is not None for failure in answer.values())
 
@@ -196,7 +196,7 @@ async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend,
     async with asyncio.TaskGroup() as tasks:
         answer = tasks.create_task(node.prepare("u"))
         await asked.wait()
-        await eventually(lambda: bool(node.backend.news._waiters))
+        await eventually(lambda: bool(node.backend.change_event._waiters))
         assert not answer.done()
         node.enforce()
     assert answer.result().error is None
@@ -214,7 +214,7 @@ async def test_prepare_waits_for_the_report_about_an_ended_container(node: Front
     await node.unprepare("u")
     async with asyncio.TaskGroup() as tasks:
         answer = tasks.create_task(node.prepare("v"))
-        await eventually(lambda: bool(node.backend.news._waiters))
+        await eventually(lambda: bool(node.backend.change_event._waiters))
         assert not answer.done()
         node.report(claims=[use], state="stopped")
     assert answer.result().error is None

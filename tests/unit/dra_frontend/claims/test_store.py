@@ -36,7 +36,7 @@ async def release(frontend: Frontend, uid: str = "u1") -> None:
 
 async def told(frontend: Frontend) -> list[tuple[str, str]]:
     """Returns the changes that are sent to the backend."""
-    return [(change.change, change.uid) for change in (await frontend.store.news.after(0, 0)).changes]
+    return [(change.change, change.uid) for change in (await frontend.store.change_feed.after(0, 0)).changes]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def test_a_transactions_caller_continues_before_readers_are_notified(node:
     order: list[str] = []
 
     async def follow() -> None:
-        await node.store.news.after(node.store.news.generation, 60.0)
+        await node.store.change_feed.after(node.store.change_feed.generation, 60.0)
         order.append("reader")
 
     async with asyncio.TaskGroup() as tasks:
@@ -72,9 +72,12 @@ async def test_the_ledger_is_rebuilt_within_a_transaction_only_after_a_change(no
             (lambda: transaction.release(*key), lambda ledger: not ledger.files and key in ledger.releasing),
             (lambda: transaction.free(key, remember=False), lambda ledger: not ledger.held_cpus()),
             (lambda: transaction.expect(other, ("ns", "claim-u2")), lambda ledger: ledger.absent == {other}),
-            (lambda: transaction.set_answers({other: {"m": 1}}), lambda ledger: ledger.claimed_bytes() == {"m": 1}),
-            (lambda: transaction.release(*other), lambda ledger: not ledger.absent | ledger.answered.keys()),
-            (lambda: transaction.set_unlisted(True), lambda ledger: ledger.unlisted),
+            (
+                lambda: transaction.set_lookup_results({other: {"m": 1}}),
+                lambda ledger: ledger.claimed_bytes() == {"m": 1},
+            ),
+            (lambda: transaction.release(*other), lambda ledger: not ledger.absent | ledger.lookup_results.keys()),
+            (lambda: transaction.set_needs_listing(True), lambda ledger: ledger.needs_listing),
         ]
         for step, holds in steps:
             step()
@@ -227,10 +230,10 @@ async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: 
     await node.scan()
     assert node.store.ledger.held_cpus() == CPUS, "without a report, the container's end is unknown"
     assert await held(1, None) == CPUS, "the backend reports, but has not requested the changes yet"
-    assert await held(1, node.store.news.generation) == frozenset()
+    assert await held(1, node.store.change_feed.generation) == frozenset()
     await write(node)
     await release(node)
-    heard = node.store.news.generation
+    heard = node.store.change_feed.generation
     assert await held(2, heard - 1) == CPUS
     assert (
         await held(3, heard, {"id": "c", "name": "work", "podUid": "p", "podNamespace": "ns", "podName": "p", **USES})
@@ -247,18 +250,20 @@ async def test_a_release_that_another_instance_has_completed_is_not_a_loss(tmp_p
     await write(node)
     report = {"id": "c", "name": "work", "podUid": "p", "podNamespace": "ns", "podName": "p", **USES}
     lease = BackendStatus(
-        instance="i", generation=1, records=node.store.news.generation, active=True, synchronized=True
+        instance="i", generation=1, records=node.store.change_feed.generation, active=True, synchronized=True
     )
     node.backend.renew(lease, [report])
     await release(node)
     await other.scan()
-    other.backend.renew(lease.model_copy(update={"instance": "j", "records": other.store.news.generation}), [])
+    other.backend.renew(lease.model_copy(update={"instance": "j", "records": other.store.change_feed.generation}), [])
     await other.scan()
     assert other.store.ledger.releasing == {}
     for _ in range(2):
         lost, held = await node.store.transact(lambda t: (t.ledger.lost(), t.ledger.held_cpus()))
         assert (lost, held) == ({}, {1, 2})
-    node.backend.renew(lease.model_copy(update={"generation": 2, "records": node.store.news.generation}), [report])
+    node.backend.renew(
+        lease.model_copy(update={"generation": 2, "records": node.store.change_feed.generation}), [report]
+    )
     assert await node.store.transact(lambda t: [*t.ledger.lost()]) == [("dra.cpu", "u1")], (
         "a report that is newer than the release counts"
     )
@@ -284,7 +289,7 @@ async def test_the_end_of_a_release_is_journaled_before_its_cpus_are_reallocated
     monkeypatch.setattr(node.files, "write", write_file)
     assert (await node.prepare("v")).error is None
     assert node.cpus("v") == held
-    assert Journal(journal).read().present.keys() == {("dra.cpu", "v")}
+    assert Journal(journal).read().expected.keys() == {("dra.cpu", "v")}
     journal.write_bytes(at_death[0])
     again = Frontend(tmp_path, api=node.api, enforced=False)
     await again.store.start()
@@ -391,14 +396,14 @@ async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Pa
     await release(former)
     node = Frontend(tmp_path, enforced=False)
     lease = BackendStatus(
-        instance="i", generation=1, records=node.store.news.generation, active=True, synchronized=True
+        instance="i", generation=1, records=node.store.change_feed.generation, active=True, synchronized=True
     )
     node.backend.renew(lease, [])
     for _ in range(2):
         await node.scan()
         assert node.store.ledger.held_cpus() == CPUS
     assert await told(node) == [("released", "u1")]
-    node.backend.renew(lease.model_copy(update={"records": node.store.news.generation}), [])
+    node.backend.renew(lease.model_copy(update={"records": node.store.change_feed.generation}), [])
     await node.scan()
     assert node.store.ledger.held_cpus() == frozenset()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.devices.cpu_lists import CPU_IDS, SMT_LAYOUT, smt_layout
-from dra_frontend.devices.inventory import Inventory, MisfitKind, build_inventory
+from dra_frontend.devices.inventory import Inventory, MismatchKind, build_inventory
 from dra_frontend.machine.model import Machine
 from hypothesis import given
 from numa_contract.config import Config
@@ -88,7 +88,7 @@ def test_a_list_that_is_too_long_is_left_out_with_a_warning() -> None:
     """The server rejects a slice with a string longer than 64 bytes, and a truncated CPU list would be incorrect."""
     inventory = offered(EVERY_FOURTH)
     assert not any(CPU_IDS in device.attributes for device in inventory.pools[0].devices)
-    assert {one.kind for one in inventory.misfits} == {MisfitKind.TOO_LONG}
+    assert {one.kind for one in inventory.mismatches} == {MismatchKind.TOO_LONG}
     (warning,) = [one for one in inventory.warnings if CPU_IDS in one]
     assert "cpudevnuma000, cpudevnuma001" in warning
     assert "groupBy with smaller groups" in warning

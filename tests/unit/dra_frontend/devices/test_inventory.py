@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.devices.inventory import Inventory, InventoryError, MisfitKind, build_inventory
+from dra_frontend.devices.inventory import Inventory, InventoryError, MismatchKind, build_inventory
 from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine, NumaNode
@@ -189,7 +189,7 @@ def test_a_cpu_devices_nearest_nodes_are_its_own_nodes() -> None:
 
 
 PAGES = {"hugepages-1Gi": 1, "hugepages-2Mi": "1Ti"}
-ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left for claims"
+ABSENT, NOTHING_LEFT, LEFT = MismatchKind.ABSENT, MismatchKind.NOTHING_LEFT, "left for claims"
 
 
 @pytest.mark.parametrize(
@@ -215,18 +215,18 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
                 f"reservedMemory: no hugepages-2Mi on NUMA node 0 is {LEFT}",
                 f"reservedMemory: no memory on NUMA node 1 is {LEFT}",
             ],
-            [MisfitKind.NO_PAGE_SIZE, NOTHING_LEFT, NOTHING_LEFT],
+            [MismatchKind.NO_PAGE_SIZE, NOTHING_LEFT, NOTHING_LEFT],
         ),
     ],
 )
-def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str], kinds: list[MisfitKind]) -> None:
+def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str], kinds: list[MismatchKind]) -> None:
     """The same configuration serves different nodes, so an item that is missing on one node may exist on another. The
     missing item is reported, and all other devices are offered.
     """
     found = replace(machine(offline=frozenset({7})), possible=frozenset(range(12)), possible_nodes=frozenset(range(4)))
     inventory = offered(found, **keys)
-    assert (list(inventory.warnings), inventory.refused) == (texts, {})
-    assert [one.kind for one in inventory.misfits] == kinds
+    assert (list(inventory.warnings), inventory.refusals) == (texts, {})
+    assert [one.kind for one in inventory.mismatches] == kinds
     assert sum(len(pool.devices) for pool in inventory.pools) > 0
 
 
@@ -249,7 +249,7 @@ def test_an_impossible_configuration_disables_its_driver(keys: dict[str, Any], d
     """
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     inventory = offered(found, **keys)
-    assert inventory.refused == {driver: text}
+    assert inventory.refusals == {driver: text}
     assert {pool.driver for pool in inventory.pools if pool.devices} == {"dra.cpu", "dra.memory"} - {driver}
     assert {pool.name for pool in inventory.pools} >= {"n", "n-memory"}
 
@@ -263,7 +263,7 @@ def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
     )
     for keys in ({}, {"cpuDeviceMode": "individual", "groupBy": "l3"}):
         inventory = offered(found, **keys)
-        assert (inventory.warnings, inventory.refused) == (told, {})
+        assert (inventory.warnings, inventory.refusals) == (told, {})
         assert inventory.pools[0].devices
 
 

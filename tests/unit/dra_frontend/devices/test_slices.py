@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.devices.gates import ALLOCATABLE
+from dra_frontend.devices.gates import ALLOCATABLE_FIELD
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.devices.slices import DEVICES_PER_SLICE, slice_documents
@@ -191,7 +191,7 @@ def counted(**config: Any) -> dict[str, Any]:
     """Returns each device's node-allocatable mapping on a small machine, by device name."""
     pools = build_inventory(discover(small_machine()), Config(**config), "n").pools
     slices = [one for pool in pools for one in slice_documents(pool, "n", counted=True)]
-    return {device["name"]: device[ALLOCATABLE] for one in slices for device in one["spec"]["devices"]}
+    return {device["name"]: device[ALLOCATABLE_FIELD] for one in slices for device in one["spec"]["devices"]}
 
 
 def test_the_mapping_counts_amounts_one_to_one_with_the_devices_capacity() -> None:
@@ -220,7 +220,7 @@ def test_the_mapping_passes_the_validation_of_1_37(found: Machine, mode: str) ->
         one = slice_documents(pool, "n", counted=True)[0]
         assert canonical(admit(gates, SLICES, one, None, "1.37")["spec"]) == canonical(one["spec"])
         lost = differences(canonical(one["spec"]), canonical(admit(gates, SLICES, one, None, "1.36")["spec"]))
-        assert set(lost) == ({f"devices[*].{ALLOCATABLE}"} if one["spec"]["devices"] else set())
+        assert set(lost) == ({f"devices[*].{ALLOCATABLE_FIELD}"} if one["spec"]["devices"] else set())
 
 
 def test_many_devices_are_split_into_slices_of_64() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from dra_frontend.events.event import (
-    COUNTED,
+    COUNTED_ANNOTATION,
     ObjectReference,
     Observation,
-    Recorded,
+    RecordedEvent,
     count_patch,
-    event_place,
+    event_name,
     new_event,
     read_recorded,
     without_identifiers,
@@ -44,7 +44,7 @@ def test_observations_that_differ_only_in_identifiers_are_one_condition(
     """
     first, second = (Observation(**{"regarding": POD, "reason": "Reason"} | fields) for fields in (one, other))
     assert (first.condition == second.condition) is same
-    assert (event_place(first) == event_place(second)) is same
+    assert (event_name(first) == event_name(second)) is same
 
 
 def test_a_note_of_any_length_is_cut_before_it_is_searched() -> None:
@@ -60,7 +60,7 @@ def test_a_new_event_has_the_fields_that_the_api_requires() -> None:
     assert ".." not in document["metadata"]["name"]
     assert [len(document[field]) for field in ("reason", "action", "reportingInstance")] == [128] * 3
     assert 1000 < len(document["note"].encode()) <= 1024
-    assert document["metadata"]["annotations"] == {COUNTED: "c=1"}
+    assert document["metadata"]["annotations"] == {COUNTED_ANNOTATION: "c=1"}
     assert "series" not in document
 
 
@@ -75,18 +75,30 @@ def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
 @pytest.mark.parametrize(
     ("document", "recorded"),
     [
-        ({"metadata": {"resourceVersion": "7"}}, Recorded("7", 1, "", 0)),
+        ({"metadata": {"resourceVersion": "7"}}, RecordedEvent("7", 1, "", 0)),
         (
-            {"metadata": {"resourceVersion": "7", "annotations": {COUNTED: "a=b=12"}}, "series": {"count": 40}},
-            Recorded("7", 40, "a=b", 12),
+            {
+                "metadata": {"resourceVersion": "7", "annotations": {COUNTED_ANNOTATION: "a=b=12"}},
+                "series": {"count": 40},
+            },
+            RecordedEvent("7", 40, "a=b", 12),
         ),
-        ({"metadata": {"annotations": {COUNTED: "a=²"}}, "series": {"count": -4}}, Recorded("", 1, "a", 0)),
-        ({"metadata": {"annotations": {COUNTED: "a=" + "9" * 5000}}, "series": []}, Recorded("", 1, "a", 0)),
-        ({"metadata": {"annotations": ["x"]}, "series": 7}, Recorded("", 1, "", 0)),
-        ({"metadata": {"annotations": {COUNTED: "none"}}, "series": {"count": 1 << 40}}, Recorded("", 1, "", 0)),
+        (
+            {"metadata": {"annotations": {COUNTED_ANNOTATION: "a=²"}}, "series": {"count": -4}},
+            RecordedEvent("", 1, "a", 0),
+        ),
+        (
+            {"metadata": {"annotations": {COUNTED_ANNOTATION: "a=" + "9" * 5000}}, "series": []},
+            RecordedEvent("", 1, "a", 0),
+        ),
+        ({"metadata": {"annotations": ["x"]}, "series": 7}, RecordedEvent("", 1, "", 0)),
+        (
+            {"metadata": {"annotations": {COUNTED_ANNOTATION: "none"}}, "series": {"count": 1 << 40}},
+            RecordedEvent("", 1, "", 0),
+        ),
     ],
 )
-def test_a_damaged_event_is_read_as_far_as_possible(document: dict[str, Any], recorded: Recorded) -> None:
+def test_a_damaged_event_is_read_as_far_as_possible(document: dict[str, Any], recorded: RecordedEvent) -> None:
     """Another client may have written arbitrary values into the annotation and the series."""
     assert read_recorded(document) == recorded
 
@@ -96,6 +108,6 @@ def test_a_patch_changes_only_series_and_annotation_of_the_version_that_was_read
     other field.
     """
     patch = count_patch(Observation(POD, "Reason", "note", source="c"), "7", 3, 5)
-    assert patch["metadata"] == {"resourceVersion": "7", "annotations": {COUNTED: "c=5"}}
+    assert patch["metadata"] == {"resourceVersion": "7", "annotations": {COUNTED_ANNOTATION: "c=5"}}
     assert patch.keys() == {"metadata", "series"}
     assert patch["series"]["count"] == 3

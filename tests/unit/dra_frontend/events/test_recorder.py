@@ -16,7 +16,7 @@ from dra_frontend.api_server.errors import (
     UnreachableError,
 )
 from dra_frontend.api_server.requests import Pace
-from dra_frontend.events.event import COUNTED, MAX_COUNT, ObjectReference, Observation, new_event
+from dra_frontend.events.event import COUNTED_ANNOTATION, MAX_COUNT, ObjectReference, Observation, new_event
 from dra_frontend.events.recorder import (
     FORBIDDEN_SECONDS,
     FORGET_SECONDS,
@@ -143,7 +143,7 @@ async def test_a_restarted_recorder_continues_counting(rig: Rig) -> None:
     await rig.tick(Observation(POD, "Reason", "note", source="d", total=1), after=60)
     assert rig.counts() == [7]
     (event,) = rig.events()
-    assert event["metadata"]["annotations"][COUNTED] == "d=1"
+    assert event["metadata"]["annotations"][COUNTED_ANNOTATION] == "d=1"
 
 
 async def test_two_instances_count_in_the_same_event(rig: Rig) -> None:
@@ -517,4 +517,4 @@ async def test_a_count_stops_at_the_apis_maximum(rig: Rig) -> None:
     await rig.tick(Observation(POD, "Reason", "note", source="d", total=7))
     assert rig.counts() == [MAX_COUNT]
     assert rig.writes()[-1] == "patch 200"
-    assert rig.events()[0]["metadata"]["annotations"][COUNTED] == "d=7"
+    assert rig.events()[0]["metadata"]["annotations"][COUNTED_ANNOTATION] == "d=7"

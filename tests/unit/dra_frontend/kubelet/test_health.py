@@ -35,15 +35,15 @@ async def test_the_complete_list_is_sent_immediately_and_on_every_change() -> No
     stream = subscribe(board)
     async with asyncio.timeout(5 * patience()):
         assert await anext(stream) == (GOOD,)
-        board.show([BAD])
-        board.show([BAD, OTHER])
+        board.update([BAD])
+        board.update([BAD, OTHER])
         assert await anext(stream) == (BAD, OTHER)
         waiting = asyncio.ensure_future(anext(stream))
         for _ in range(5):
-            board.show([BAD, OTHER])
+            board.update([BAD, OTHER])
             await asyncio.sleep(0)
         assert not waiting.done()
-        board.show([GOOD, OTHER])
+        board.update([GOOD, OTHER])
         assert await waiting == (GOOD, OTHER)
     await stream.aclose()
 

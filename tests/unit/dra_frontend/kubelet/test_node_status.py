@@ -47,12 +47,12 @@ async def test_the_reserve_changes_in_whole_steps_and_is_retained() -> None:
     server.answer = UnavailableError("get nodes", "timeout")
     with pytest.raises(UnavailableError):
         await status.read()
-    assert (status.reserved_memory, status.settled.is_set()) == (None, False)
+    assert (status.reserved_memory, status.first_read_done.is_set()) == (None, False)
     for answer, reserved in ((node(), 2 * GI), (node(2 * GI + 4096), 2 * GI), ({}, 2 * GI), (node(3 * GI), 3 * GI)):
         server.answer = answer
         await status.read()
         assert status.reserved_memory == reserved
-    assert status.settled.is_set()
+    assert status.first_read_done.is_set()
 
 
 async def test_the_node_object_is_read_on_demand_and_cached_for_ten_seconds() -> None:
@@ -82,7 +82,7 @@ async def test_a_permanent_error_delays_no_caller(answer: Exception) -> None:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(status.run())
         async with asyncio.timeout(5 * patience()):
-            await status.settled.wait()
+            await status.first_read_done.wait()
         running.cancel()
     assert (status.reserved_memory, status.problem) == (None, str(answer))
     (warning,) = status.warnings
@@ -99,7 +99,7 @@ async def test_an_error_right_after_startup_is_retried() -> None:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(status.run())
         async with asyncio.timeout(5 * patience()):
-            await status.settled.wait()
+            await status.first_read_done.wait()
         running.cancel()
     assert status.reserved_memory == 2 * GI
 
@@ -123,7 +123,7 @@ async def test_a_configured_reserve_needs_no_request() -> None:
     status = NodeStatus(server.get_node, needed=False)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(status.run())
-        await status.settled.wait()
+        await status.first_read_done.wait()
         await asyncio.sleep(0)
         running.cancel()
     assert (server.asked, status.warnings) == (0, [])

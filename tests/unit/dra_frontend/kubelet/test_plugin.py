@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
+from dra_frontend.kubelet.dra import ClaimName, ClaimResult, PreparedDevice
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.sockets import PlacedSocket
@@ -34,18 +34,18 @@ class Door:
         self._lost = lost
         self.prepared: list[tuple[str, tuple[ClaimName, ...]]] = []
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, ClaimResult]:
         self.prepared.append((driver, tuple(claims)))
         if self._first:
             await self._first()
         device = PreparedDevice("cpus", "node", "cpudevnuma000", ("dra.k8s.io/cpu=x",))
-        answers = {claim.uid: Answer((device,)) for claim in claims if claim.uid not in self._lost}
-        return {**answers, "never-asked-for": Answer(error="noise")}
+        answers = {claim.uid: ClaimResult((device,)) for claim in claims if claim.uid not in self._lost}
+        return {**answers, "never-asked-for": ClaimResult(error="noise")}
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, ClaimResult]:
         if self._first:
             await self._first()
-        return {claim.uid: Answer() for claim in claims if claim.uid not in self._lost}
+        return {claim.uid: ClaimResult() for claim in claims if claim.uid not in self._lost}
 
 
 class Counted:
@@ -107,9 +107,9 @@ def test_the_error_for_a_long_root_contains_the_excess_length() -> None:
     """
     root = "/" + 59 * "k"
     with pytest.raises(SocketPathError, match=r"at least \d+ bytes shorter$") as refused:
-        PluginPaths.below(Path(root), "dra.memory", POD)
+        PluginPaths.under(Path(root), "dra.memory", POD)
     excess = int(str(refused.value).split()[-3])
-    PluginPaths.below(Path(root[:-excess]), "dra.memory", POD)
+    PluginPaths.under(Path(root[:-excess]), "dra.memory", POD)
 
 
 async def broken() -> None:
@@ -118,7 +118,7 @@ async def broken() -> None:
 
 async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> None:
     """A missing entry would make the pod fail, and so would an unexpected one. Each call is counted once."""
-    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    paths = PluginPaths.under(short_root, "dra.cpu", None)
     door, counted = Door(lost=["b"]), Counted()
     async with KubeletPlugin("dra.cpu", door, paths, count=counted):
         answers = await prepare(paths.dra, "a", "b", "a")
@@ -139,7 +139,7 @@ async def test_a_call_with_too_many_claims_is_rejected_as_a_whole(short_root: Pa
     """The number of claims in a call is limited, because each claim causes an API server request or a disk write. After
     the rejected calls, a call with the maximum number of claims is served.
     """
-    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    paths = PluginPaths.under(short_root, "dra.cpu", None)
     door = Door()
     async with KubeletPlugin("dra.cpu", door, paths):
         for method in (prepare, unprepare):
@@ -156,7 +156,7 @@ async def test_a_failing_service_fails_its_claims_but_not_the_call(
     """An unexpected exception becomes the error for every claim, with a traceback in the log. The next call is
     served.
     """
-    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    paths = PluginPaths.under(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(broken), paths):
         with caplog.at_level(logging.ERROR):
             answers = await prepare(paths.dra, "a", "b")
@@ -173,7 +173,7 @@ async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> N
     """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error message shortly before the deadline. The
     call counts as failed.
     """
-    paths, counted = PluginPaths.below(short_root, "dra.cpu", None), Counted()
+    paths, counted = PluginPaths.under(short_root, "dra.cpu", None), Counted()
     async with KubeletPlugin("dra.cpu", Door(never), paths, count=counted):
         answers = await prepare(paths.dra, "a", limit=3)
     assert answers["a"].error.startswith("claim default/claim-a (a): prepare by dra.cpu did not finish within 2.7 s")
@@ -182,7 +182,7 @@ async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> N
 
 async def test_registration_is_served_last_and_removed_first(short_root: Path) -> None:
     """The kubelet may call the plugin as soon as the registration socket exists, but not earlier."""
-    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    paths = PluginPaths.under(short_root, "dra.cpu", POD)
     running = asyncio.Event()
 
     async def slow() -> None:
@@ -209,7 +209,7 @@ async def test_get_info_responds_while_prepare_waits(short_root: Path) -> None:
     """GetInfo responds within a second. The supported versions are given as short service names. v1 comes first,
     because share IDs would be lost with v1beta1.
     """
-    paths = PluginPaths.below(short_root, "dra.memory", POD)
+    paths = PluginPaths.under(short_root, "dra.memory", POD)
     plugin = KubeletPlugin("dra.memory", Door(never), paths, grace_seconds=0)
     async with asyncio.TaskGroup() as group, plugin:
         await plugin.register()
@@ -227,7 +227,7 @@ async def test_notify_never_returns_an_error(short_root: Path, caplog: pytest.Lo
     """If the plugin responded to Notify(true) with an error, the kubelet would drop the plugin. A failed registration
     is reported and logged, but does not raise an exception.
     """
-    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    paths = PluginPaths.under(short_root, "dra.cpu", None)
     status, answer = pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
     method = f"{REGISTRATION}/NotifyRegistrationStatus"
     async with KubeletPlugin("dra.cpu", Door(), paths) as plugin:
@@ -249,7 +249,7 @@ async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
     """With fixed names, the successor's sockets have the same paths. The old instance does not replace them, and gRPC
     does not remove them at shutdown.
     """
-    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    paths = PluginPaths.under(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as old:
         await old.register()
         async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as new:
@@ -268,12 +268,12 @@ async def test_long_paths_are_rejected_before_anything_is_opened() -> None:
     bind() would fail.
     """
     with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorter"):
-        PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)
+        PluginPaths.under(Path("/" + "r" * 79), "dra.cpu", POD)
 
 
 async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> None:
     """When the plugin fails to start, the error names the path, and nothing is left running or on disk."""
-    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    paths = PluginPaths.under(short_root, "dra.cpu", None)
     paths.dra.parent.mkdir(parents=True)
     paths.dra.write_text("not a socket")
     with pytest.raises(FileExistsError, match=r"dra\.sock exists but is not a socket"):
@@ -286,7 +286,7 @@ async def test_removed_sockets_are_restored(short_root: Path) -> None:
     """The kubelet registers the plugin again, and claims can be prepared. If a file or directory that is not a socket
     exists at a socket's path, it is not removed.
     """
-    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    paths = PluginPaths.under(short_root, "dra.cpu", POD)
     async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as plugin:
         await plugin.register()
         before = [path.stat().st_ino for path in (paths.dra, paths.registration)]
@@ -318,7 +318,7 @@ async def test_a_cancelled_registration_leaves_no_socket(short_root: Path, monke
         go.wait(5)
         return placed
 
-    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    paths = PluginPaths.under(short_root, "dra.cpu", POD)
     async with KubeletPlugin("dra.cpu", Door(), paths) as plugin:
         monkeypatch.setattr(PlacedSocket, "place", slow)
         registering = asyncio.create_task(plugin.register())
@@ -337,7 +337,7 @@ async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
     short_root: Path, name: str, data: bytes
 ) -> None:
     """The message is in plain English. By default, gRPC would respond with UNKNOWN and the name of a Python class."""
-    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    paths = PluginPaths.under(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths),
         grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,
@@ -351,7 +351,7 @@ async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
 
 async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(short_root: Path) -> None:
     """A stream is rejected with the same message as a call, before its first response."""
-    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    paths = PluginPaths.under(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths, HealthBoard()),
         grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,
@@ -368,7 +368,7 @@ async def test_an_error_outside_the_claims_is_an_internal_error(
 ) -> None:
     """The response cannot be built, which is not the fault of any claim."""
     monkeypatch.setattr("dra_frontend.kubelet.dra.prepare_response", _fail)
-    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    paths = PluginPaths.under(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths),
         grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,
@@ -381,7 +381,7 @@ async def test_an_error_outside_the_claims_is_an_internal_error(
 
 async def test_a_call_does_not_fail_because_it_cannot_be_counted(short_root: Path) -> None:
     """Calls are not counted until the response has been sent."""
-    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    paths = PluginPaths.under(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths, count=_fail),
         grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,

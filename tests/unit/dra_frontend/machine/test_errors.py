@@ -89,9 +89,9 @@ def test_the_message_names_controller_nodes_and_dimm() -> None:
     label = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
     (one,) = counters(captured(EIGHT_NODES).changed(edac(0, "Skylake Socket#0 IMC#0", label, ue=2))).values()
     named = f"memory controller mc0 ('Skylake Socket#0 IMC#0') of one of the NUMA nodes 0-1, DIMM '{label}'"
-    assert (one.what, one.uncorrected) == (named, 2)
+    assert (one.description, one.uncorrected) == (named, 2)
     (one,) = counters(small_machine().changed(edac(0, "x\ny", "a\nb", ce=1))).values()
-    assert "\n" not in one.what
+    assert "\n" not in one.description
 
 
 def test_lost_pages_and_cpu_errors_are_counted_by_location() -> None:

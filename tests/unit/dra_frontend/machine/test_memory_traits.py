@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.devices.inventory import MisfitKind, build_inventory
+from dra_frontend.devices.inventory import MismatchKind, build_inventory
 from dra_frontend.devices.memory import nearest_nodes
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine, MemoryKind, MemoryTraits
@@ -41,9 +41,9 @@ def look(changes: dict[str, str | bytes | None], tree: MemoryTree = TREE) -> Mac
 
 def doubts(found: Machine) -> str:
     """Returns the inventory's warning about memory."""
-    misfits = build_inventory(found, Config(), "n").misfits
+    mismatches = build_inventory(found, Config(), "n").mismatches
     doubt = found.doubts.get("memory", "")
-    assert [one.text for one in misfits if one.kind is MisfitKind.DOUBT] == (
+    assert [one.text for one in mismatches if one.kind is MismatchKind.DOUBT] == (
         [f"{doubt}; kind, bandwidth, latency or nearest CPUs of some memory are unknown"] if doubt else []
     )
     return doubt

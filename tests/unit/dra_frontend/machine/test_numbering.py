@@ -10,7 +10,7 @@ from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine
-from dra_frontend.machine.numbering import completed, numbered
+from dra_frontend.machine.numbering import complete_groups, group_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.config import Config
@@ -102,8 +102,8 @@ def test_one_complete_group_determines_all_groups_of_a_regular_machine(
     kept = data.draw(st.sampled_from(whole))
     online = kept | data.draw(st.frozensets(st.sampled_from(sorted(present))))
     seen = [group & online for group in whole if group & online]
-    assert completed(seen, present) == whole
-    numbers = numbered(seen, present, {}, {}, ordinal=True)
+    assert complete_groups(seen, present) == whole
+    numbers = group_numbers(seen, present, {}, {}, ordinal=True)
     assert all(numbers[cpu] == place for place, group in enumerate(whole) for cpu in group & online)
 
 
@@ -112,9 +112,9 @@ def test_numbers_are_never_shared() -> None:
     kept. If the groups have no regular shape, no offline CPUs are added to them.
     """
     two = [frozenset({0, 1}), frozenset({2, 3})]
-    assert numbered(two, frozenset(range(4)), dict.fromkeys(two, 7), {}) == {0: 0, 1: 0, 2: 2, 3: 2}
+    assert group_numbers(two, frozenset(range(4)), dict.fromkeys(two, 7), {}) == {0: 0, 1: 0, 2: 2, 3: 2}
     uneven = [frozenset({0, 1, 2}), frozenset({4, 5, 6, 7}), frozenset({9, 10})]
-    assert completed(uneven, frozenset(range(11))) == uneven
+    assert complete_groups(uneven, frozenset(range(11))) == uneven
 
 
 @given(
@@ -127,6 +127,6 @@ def test_every_group_gets_a_unique_number(drawn: list[frozenset[int]], earlier: 
     for one in drawn:
         if rest := one - frozenset().union(*groups):
             groups.append(rest)
-    numbers = numbered(groups, frozenset(range(31)), {}, earlier)
+    numbers = group_numbers(groups, frozenset(range(31)), {}, earlier)
     assert numbers.keys() == frozenset().union(*groups)
     assert len({numbers[min(group)] for group in groups}) == len(groups)

@@ -32,7 +32,7 @@ class Failing:
 async def test_a_task_that_fails_is_run_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """Any exception is logged once and remains among the warnings until a step succeeds."""
     guard, failing = Guard(waits=(0.001, 0.002)), Failing(error)
-    running = asyncio.create_task(guard.endless("machine", failing.work))
+    running = asyncio.create_task(guard.run_endless("machine", failing.work))
     async with asyncio.timeout(10):
         await failing.done.wait()
     assert not running.done()
@@ -69,7 +69,7 @@ async def test_a_guarded_task_can_be_cancelled() -> None:
             if begun:
                 await asyncio.Event().wait()
 
-        running = asyncio.create_task(Guard(waits=(60, 60)).endless("x", step))
+        running = asyncio.create_task(Guard(waits=(60, 60)).run_endless("x", step))
         await event.wait()
         await asyncio.sleep(0)
         running.cancel()

@@ -153,9 +153,9 @@ async def test_error_counters_are_read_every_ten_seconds() -> None:
     errors.read(machine)
     (fault,) = faults = errors.faults
     assert (fault.source, fault.kind, fault.numa_nodes) == ("mc0", "uncorrected", {0})
-    assert not errors.due
+    assert not errors.is_due
     now[0] = 10.0
-    assert errors.due
+    assert errors.is_due
     errors.read(machine)
     assert errors.faults is faults
     watch = MachineWatch(host, MemoryTree({}), Config(), "n", lambda: Ledger({}))

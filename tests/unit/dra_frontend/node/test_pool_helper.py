@@ -13,7 +13,7 @@ from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.pool_client import HelperError, HelperPools
 from dra_frontend.node.pool_helper import PoolHelper, _listen, _serve
-from dra_frontend.node.pool_requests import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, PoolAnswer, PoolRequest
+from dra_frontend.node.pool_requests import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, PoolRequest, PoolResponse
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numa_contract.config import Config, OnDemandPages, ReservedMemory
@@ -49,7 +49,7 @@ class Rig:
     def ask(self, node: int = 0, page_bytes: int = GIB, pages: int | None = None) -> tuple[int, str]:
         """Sends a request, and returns the page count and the problem that the response contains."""
         request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=1)
-        answer = self.helper.answer(request.model_dump_json(exclude_none=True).encode())
+        answer = self.helper.handle(request.model_dump_json(exclude_none=True).encode())
         return answer.pages, ": ".join(filter(None, (answer.subject, answer.problem)))
 
 
@@ -117,7 +117,7 @@ HOSTILE: dict[str, Any] = {
 @pytest.mark.parametrize("how", HOSTILE)
 def test_a_malformed_request_is_answered_and_changes_nothing(rig: Rig, how: str) -> None:
     data = HOSTILE[how]
-    answer = rig.helper.answer(data if isinstance(data, bytes) else json.dumps(data).encode())
+    answer = rig.helper.handle(data if isinstance(data, bytes) else json.dumps(data).encode())
     assert answer.problem == "is malformed; frontend and helper have different versions"
     assert rig.pages == [1, 1]
 
@@ -126,10 +126,10 @@ def test_a_malformed_request_is_answered_and_changes_nothing(rig: Rig, how: str)
 @example("\x1f" * 6, "\x1f" * 6)
 def test_a_response_fits_into_one_message(subject: str, problem: str) -> None:
     """Strings that are too long are truncated, not rejected, whatever their content."""
-    answer = PoolAnswer.of_problem(subject * 100, problem * 100)
+    answer = PoolResponse.of_problem(subject * 100, problem * 100)
     data = answer.model_dump_json().encode()
     assert len(data) <= MAX_RESPONSE_BYTES
-    assert PoolAnswer.model_validate_json(data) == answer
+    assert PoolResponse.model_validate_json(data) == answer
 
 
 def test_no_pool_is_resized_on_a_node_in_observe_mode(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from dra_frontend.node.preflight import Fault, check_pod, needed_directories
+from dra_frontend.node.preflight import PreflightFault, check_pod, needed_directories
 from numa_contract.config import Config, parse_config
 from numa_node.mounts import Mount, parse_mounts
 
@@ -53,7 +53,7 @@ def mounted(config: Config, *, without: str = "", root: str = "/{}") -> tuple[Mo
     return parse_mounts("".join(lines))
 
 
-def faults(config: Config, **more: str) -> list[Fault]:
+def faults(config: Config, **more: str) -> list[PreflightFault]:
     """Returns the faults found in a container."""
     return check_pod(config, contained=True, mounts=mounted(config, **more))
 
@@ -74,7 +74,7 @@ def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -
     """
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     (fault,) = faults(config, without=volume)
-    assert fault.what.startswith(f"{needed.name} {needed.path} is not mounted from the node")
+    assert fault.problem.startswith(f"{needed.name} {needed.path} is not mounted from the node")
     assert f"{volume} volume)" in fault.remedy
     assert f"correct {needed.setting}" in fault.remedy
 
@@ -83,7 +83,7 @@ def test_an_emptydir_in_place_of_a_directory_is_named(config: Config) -> None:
     """The emptyDir is writable, but neither the runtime nor the kubelet uses it."""
     found = faults(config, root="/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/{}")
     expected = " is one of the pod's emptyDir volumes"
-    assert [one.what.rpartition(expected)[1] for one in found] == [expected] * len(VOLUMES)
+    assert [one.problem.rpartition(expected)[1] for one in found] == [expected] * len(VOLUMES)
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
@@ -93,10 +93,10 @@ def test_a_file_in_place_of_a_directory_is_reported(volume: str, config: Config)
     shutil.rmtree(needed.path)
     Path(needed.path).write_text("")
     (fault,) = faults(config)
-    assert fault.what == f"{needed.name} {needed.path} is not a directory"
+    assert fault.problem == f"{needed.name} {needed.path} is not a directory"
 
 
-def in_child(work: Callable[[], list[Fault]]) -> list[str]:
+def in_child(work: Callable[[], list[PreflightFault]]) -> list[str]:
     """Calls the function in a child process that lacks the capability to override file permissions."""
     if os.geteuid() != 0:
         return list(map(str, work()))
@@ -163,5 +163,5 @@ def test_an_optional_directory_causes_only_a_warning(config: Config) -> None:
     found = check_pod(config, contained=True, mounts=tuple(foreign))
     assert [one.fatal for one in found] == [False, False]
     assert "'hidden' volume" in found[0].remedy
-    assert "of type tmpfs instead of the node's cgroup2 tree" in found[1].what
+    assert "of type tmpfs instead of the node's cgroup2 tree" in found[1].problem
     assert "hostHugepages.detect: true" in found[1].remedy

@@ -65,20 +65,20 @@ async def test_removed_files_are_restored(short_root: Path) -> None:
     async with RunDirectory(root, "one") as one:
         served = [await one.listen()]
 
-        async def listen_anew() -> None:
+        async def reopen() -> None:
             served.append(await one.listen())
 
-        await one.check(leads=True, listen_anew=listen_anew)
+        await one.check(leads=True, reopen=reopen)
         assert (root / "state.sock").resolve() == one.state_socket
         assert len(served) == 1
         one.state_socket.unlink()
-        await one.check(leads=True, listen_anew=listen_anew)
+        await one.check(leads=True, reopen=reopen)
         assert (len(served), one.state_socket.is_socket(), one.problem) == (2, True, "")
         (root / "state.sock").unlink()
-        await one.check(leads=False, listen_anew=listen_anew)
+        await one.check(leads=False, reopen=reopen)
         assert (root / "state.sock").resolve() == one.state_socket
         shutil.rmtree(root)
-        await one.check(leads=False, listen_anew=listen_anew)
+        await one.check(leads=False, reopen=reopen)
         assert (root / "state.sock").resolve() == one.state_socket
         assert one.state_socket.is_socket()
         for listening in served:
@@ -93,15 +93,15 @@ async def test_a_file_that_cannot_be_restored_is_reported(short_root: Path, capl
             (root / "state.sock").mkdir(parents=True)
             (root / "state.sock" / "x").write_text("")
 
-            async def listen_anew() -> None:
+            async def reopen() -> None:
                 raise AssertionError("the socket already exists")
 
             for _ in range(2):
-                await one.check(leads=True, listen_anew=listen_anew)
+                await one.check(leads=True, reopen=reopen)
             assert "cannot be used" in one.problem
             assert len(caplog.records) == 1
             shutil.rmtree(root / "state.sock")
-            await one.check(leads=True, listen_anew=listen_anew)
+            await one.check(leads=True, reopen=reopen)
             assert one.problem == ""
             assert (root / "state.sock").resolve() == one.state_socket
 
@@ -144,11 +144,11 @@ async def test_a_shutdown_while_files_are_created_leaves_none_behind(short_root:
         async with RunDirectory(short_root / "run", "own") as own:
             listening = [await own.listen()]
 
-            async def listen_anew(own: RunDirectory = own, listening: list[socket.socket] = listening) -> None:
+            async def reopen(own: RunDirectory = own, listening: list[socket.socket] = listening) -> None:
                 listening.append(await own.listen())
 
             own.state_socket.unlink()
-            checking = asyncio.create_task(own.check(leads=True, listen_anew=listen_anew))
+            checking = asyncio.create_task(own.check(leads=True, reopen=reopen))
             for _ in range(turns):
                 await asyncio.sleep(0)
             checking.cancel()

@@ -22,7 +22,7 @@ from tests.strategies.wishes import (
     keeps,
     possible_by_counting,
     possible_by_trying,
-    suitable,
+    suitable_places,
     whole_cores,
     wishes,
 )
@@ -56,9 +56,9 @@ def check(
     assert got <= free
     relaxed = wish.model_copy(update={"numa": "group"}) if wish.full_physical_cores else wish
     assert keeps(found, offered, set(got), relaxed)
-    kept = suitable(found, free, wish)
+    kept = suitable_places(found, free, wish)
     if wish.numa == "distribute":
-        nodes = by(found, suitable(found, offered, wish), lambda c: c.numa_node)
+        nodes = by(found, suitable_places(found, offered, wish), lambda c: c.numa_node)
         shares = [len(cpus & got) for cpus in nodes.values()]
         assert max(shares) - min(shares) <= granularity(found, kept, wish)
     alone = [

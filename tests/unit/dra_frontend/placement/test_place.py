@@ -5,7 +5,19 @@ from dataclasses import replace
 
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import Layout
-from dra_frontend.placement.place import L3, NODE, PACKAGE, Branch, Place, build, exactly, fill, sums, together, up_to
+from dra_frontend.placement.place import (
+    L3,
+    NODE,
+    PACKAGE,
+    Branch,
+    Place,
+    build,
+    combined_amounts,
+    fill,
+    sums,
+    take_exactly,
+    up_to,
+)
 from dra_frontend.placement.place import Core as Threads
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +33,7 @@ def test_an_amount_that_whole_cores_add_up_to_is_taken_in_whole_cores(threads: l
     [place] = Layout.of(found).within(found.online)
     possible = [need for need in range(1, sum(threads) + 1) if sums(threads) >> need & 1]
     need = data.draw(st.sampled_from(possible))
-    taken = set(exactly(place.whole, need))
+    taken = set(take_exactly(place.whole, need))
     assert len(taken) == need
     assert all(set(core) <= taken or taken.isdisjoint(core) for core in place.whole)
 
@@ -32,7 +44,7 @@ def test_a_core_in_two_places_is_never_whole() -> None:
     """
     found = assemble([Core(threads=2), Core(threads=1)], adjacent=True)
     layout = Layout.of(replace(found, cpus=found.cpus | {1: replace(found.cpus[1], numa_node=1)}))
-    assert [(place.whole, place.broken) for _, place in layout.places] == [(((2,),), ((0,),)), ((), ((1,),))]
+    assert [(place.whole, place.partial) for _, place in layout.places] == [(((2,),), ((0,),)), ((), ((1,),))]
 
 
 def place_with(free: set[int]) -> Place:
@@ -49,13 +61,15 @@ def test_fill_splits_a_core_last() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(1, 3), max_size=4), st.data())
-def test_a_place_is_ranked_by_the_core_that_it_splits(whole: list[int], broken: list[int], data: st.DataObject) -> None:
+def test_a_place_is_ranked_by_the_core_that_it_splits(
+    whole: list[int], partial: list[int], data: st.DataObject
+) -> None:
     """The rank predicts whether a whole core is split when CPUs are taken from the place."""
     numbers = iter(range(1000))
-    cores: list[Threads] = [tuple(next(numbers) for _ in range(size)) for size in (*whole, *sorted(broken))]
+    cores: list[Threads] = [tuple(next(numbers) for _ in range(size)) for size in (*whole, *sorted(partial))]
     place = Place(0, 0, 0, tuple(cores[: len(whole)]), tuple(cores[len(whole) :]))
     need = data.draw(st.integers(1, place.size))
-    taken = set(fill(place.whole, place.broken, need))
+    taken = set(fill(place.whole, place.partial, need))
     (_, breaks, _), _ = place.best(need)
     assert len(taken) == need
     assert breaks == any(taken & set(core) and not taken >= set(core) for core in place.whole)
@@ -95,5 +109,5 @@ def test_a_level_without_subdivisions_adds_nothing_to_the_tree() -> None:
     assert ([child.key for child in part.parts], part.height) == ([0, 2], 1)
     merged = build(layout.within(frozenset(range(8)) - {4, 3}), (NODE,))
     assert isinstance(merged, Place)
-    assert (merged.whole, merged.broken) == (((1, 5), (2, 6)), ((0,), (7,)))
-    assert merged.amounts == together([merged]) == up_to(6)
+    assert (merged.whole, merged.partial) == (((1, 5), (2, 6)), ((0,), (7,)))
+    assert merged.amounts == combined_amounts([merged]) == up_to(6)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from dra_frontend.devices.gates import COUNTING
+from dra_frontend.devices.gates import COUNTING_GATE
 from dra_frontend.kubelet.node_status import NodeStatus
 from dra_frontend.publishing.capabilities import NodeCapabilities
 
@@ -17,7 +17,7 @@ async def test_claims_are_counted_if_the_mapping_is_stored_and_the_node_declares
     stored: bool, declared: bool, counts: bool
 ) -> None:
     async def get_node() -> dict[str, Any]:
-        return {"status": {"declaredFeatures": [COUNTING] if declared else []}}
+        return {"status": {"declaredFeatures": [COUNTING_GATE] if declared else []}}
 
     publishers = {"dra.memory": cast("Any", SimpleNamespace(counted=stored))}
     kubelet = NodeCapabilities(publishers, NodeStatus(get_node))

@@ -79,15 +79,15 @@ async def test_only_foreign_writes_count_as_changes(rig: Rig) -> None:
     await rig.writer.write({"p": [a_slice("p", "b")]})
     (second,) = rig.slices()
     for kind, document in (("ADDED", first), ("MODIFIED", second), ("DELETED", first), ("DELETED", gone)):
-        assert not rig.writer.see(kind, document)
+        assert not rig.writer.apply_event(kind, document)
     asked = len(rig.server.served)
     later = {**second, "metadata": {**second["metadata"], "resourceVersion": "9997", "labels": {"a": "b"}}}
-    assert rig.writer.see("MODIFIED", later)
+    assert rig.writer.apply_event("MODIFIED", later)
     await rig.writer.write({"p": [a_slice("p", "b")]})
     assert len(rig.server.served) == asked, "a label does not change what the driver publishes"
-    assert rig.writer.see("DELETED", {**later, "metadata": {**later["metadata"], "resourceVersion": "9998"}})
-    assert not rig.writer.see("DELETED", later)
-    assert rig.writer.see("ADDED", {**later, "metadata": {**later["metadata"], "name": "foreign"}})
+    assert rig.writer.apply_event("DELETED", {**later, "metadata": {**later["metadata"], "resourceVersion": "9998"}})
+    assert not rig.writer.apply_event("DELETED", later)
+    assert rig.writer.apply_event("ADDED", {**later, "metadata": {**later["metadata"], "name": "foreign"}})
 
 
 async def test_the_gate_is_checked_by_a_dry_run(rig: Rig) -> None:

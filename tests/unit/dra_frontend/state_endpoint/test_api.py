@@ -17,14 +17,14 @@ import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Change
-from dra_frontend.claims.store import ClaimStore, RecordNews
+from dra_frontend.claims.store import ChangeFeed, ClaimStore
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from dra_frontend.state_endpoint.application import state_application
-from dra_frontend.state_endpoint.backend_link import Bodies
+from dra_frontend.state_endpoint.backend_link import BodyReader
 from dra_frontend.state_endpoint.ports import probe_endpoints
 from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer
 from dra_frontend.state_endpoint.views import cpu_uses_view, cpus_view
@@ -57,7 +57,8 @@ class Endpoint:
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self.client = client
         self.store = cast(
-            "ClaimStore", SimpleNamespace(ledger=ledger(), quarantined={"x.json": "broken"}, news=RecordNews(100))
+            "ClaimStore",
+            SimpleNamespace(ledger=ledger(), quarantined={"x.json": "broken"}, change_feed=ChangeFeed(100)),
         )
         self.offer = Offer(NODE, {driver: HealthBoard() for driver in DRIVERS}, {})
         self.offer.snapshot = snapshot(INVENTORY, ledger(), Snapshot())
@@ -66,11 +67,11 @@ class Endpoint:
         self.warned: list[str] = []
         self.backend = BackendView(asyncio.get_running_loop().time)
 
-    def reported(self) -> None:
+    def handle_report(self) -> None:
         """Records the IDs of the containers that exist according to the backend's reports."""
         self.reports.append(sorted(self.backend.containers))
 
-    def unready(self) -> list[Notice]:
+    def update_readiness(self) -> list[Notice]:
         """Returns the problems that the test has set."""
         return [Notice(code=StatusCode.NOT_REGISTERED, text=text, unready=True) for text in self.problems]
 
@@ -103,7 +104,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
         server = HttpServer(state_application(endpoint), STATE_SOCKET, listening)
         await server.start()
         yield endpoint
-        endpoint.store.news.close()
+        endpoint.store.change_feed.close()
         await server.end()
     placed.remove()
 
@@ -259,7 +260,7 @@ async def test_an_incomplete_body_is_abandoned() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    bodies = Bodies(seconds=0.01)
+    bodies = BodyReader(seconds=0.01)
     for _ in range(5):
         first = [{"type": "http.request", "body": b" " * MAX_STATE_BYTES, "more_body": True}]
         with pytest.raises(HTTPException, match=r"the body did not arrive within 0\.01 s"):
@@ -286,7 +287,7 @@ async def test_connections_are_bounded_and_some_are_reserved_for_the_backend(
     await eventually(lambda: sum(reader.at_eof() for reader, _ in others) >= 30)
     status, _ = await endpoint.put("/v1/backend", {"instance": "i", "generation": 2, "containers": []})
     assert status == 200
-    endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
+    endpoint.store.change_feed.publish(Change("prepared", "dra.cpu", "u"))
     assert (await follows)["generation"] >= 100, "a waiting request is not cut off"
     for _, writer in others:
         writer.close()
@@ -340,7 +341,7 @@ async def test_a_reader_can_wait_for_record_changes(endpoint: Endpoint) -> None:
         asked = tasks.create_task(endpoint.get("/v1/records?after=100"))
         # This request uses another connection. Once its response arrives, the server has received the request above.
         await endpoint.get("/v1/version")
-        endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
+        endpoint.store.change_feed.publish(Change("prepared", "dra.cpu", "u"))
     change = {"generation": 101, "change": "prepared", "driver": "dra.cpu", "uid": "u"}
     assert await asked == {"generation": 101, "changes": [change]}
     assert await endpoint.get("/v1/records?after=3") == {"generation": 101, "changes": [change]}
@@ -359,12 +360,12 @@ async def test_a_reader_chooses_how_long_to_wait(endpoint: Endpoint, wait: str, 
     """
     waited: list[float] = []
 
-    class Silent(RecordNews):
+    class Silent(ChangeFeed):
         async def after(self, generation: int | None, seconds: float) -> RecordsAnswer:
             waited.append(seconds)
             return RecordsAnswer(generation=generation or 0)
 
-    endpoint.store.news = Silent()
+    endpoint.store.change_feed = Silent()
     await endpoint.get(f"/v1/records?after=100{wait}")
     assert waited == [seconds]
     async with endpoint.client.get("http://node/v1/records?after=100&wait=nan") as answer:

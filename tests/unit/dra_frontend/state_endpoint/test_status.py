@@ -120,7 +120,7 @@ def test_a_problem_is_listed_before_it_makes_the_pod_unready(state: NodeState) -
     assert (found.ready, found.live, found.problems[0].code) == (True, False, StatusCode.BACKEND_NOT_CONNECTED)
     fault = state.backend.own_fault
     assert fault is not None
-    state.unready = lambda: [fault.model_copy(update={"unready": True})]  # type: ignore[method-assign]
+    state.update_readiness = lambda: [fault.model_copy(update={"unready": True})]  # type: ignore[method-assign]
     found = status_view(state)
     assert [one.code for one in found.problems].count(StatusCode.BACKEND_NOT_CONNECTED) == 1
     assert (found.ready, found.problems[0].unready) == (False, True)

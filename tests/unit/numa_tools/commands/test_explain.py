@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.claims.journal import Entries, Journal
+from dra_frontend.claims.journal import Journal, JournalEntries
 from numa_contract.cdi import RECORD_ANNOTATION, ClaimFile
 from numa_contract.names import CLAIMS_JOURNAL
 from numa_tools import cli
@@ -69,7 +69,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
     """
     node.serving = serving
     record = cpu_record("u9", "r=5-6")
-    held = Entries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})
+    held = JournalEntries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})
     Journal(node.run / CLAIMS_JOURNAL).write(held)
     said = "held: claimed by ns/claim-u9, which is being released: one of its containers may still be running"
     async with node.up() as settings:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dra_frontend.devices.inventory import MisfitKind
+from dra_frontend.devices.inventory import MismatchKind
 from numa_contract.config import ConfigError
 from numa_contract.records import PoolCpus
 from numa_contract.state.status import Notice, StatusCode
@@ -345,9 +345,9 @@ async def test_host_daemons_on_claimed_cpus_are_a_finding_only_if_nothing_keeps_
     assert all(("set hostSlices: true" in one.remedy) == (not slices) for one in found["host.daemons"].findings)
 
 
-def test_each_kind_of_misfit_has_a_remedy() -> None:
-    """A misfit is a mismatch between the machine and the configuration. This test fails if a new kind has no remedy."""
-    assert _REMEDIES.keys() == set(MisfitKind)
+def test_each_kind_of_mismatch_has_a_remedy() -> None:
+    """This test fails if a new kind of mismatch between the machine and the configuration has no remedy."""
+    assert _REMEDIES.keys() == set(MismatchKind)
 
 
 async def test_pool_enforcement_is_healthy_if_the_configuration_selects_it(node: AilingNode) -> None:

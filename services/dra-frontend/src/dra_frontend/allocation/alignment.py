@@ -23,7 +23,7 @@ from typing import Any, Final
 from numa_contract.names import CPU_DRIVER, DRIVERS
 from numa_contract.records import AllocationResult
 
-from dra_frontend.allocation.claim import ClaimView, Match, Refused
+from dra_frontend.allocation.claim import ClaimView, Match, RefusedError
 from dra_frontend.devices.cpu_groups import ATTRIBUTES_OF_CPU
 from dra_frontend.devices.inventory import PCIE_ROOT, Inventory
 from dra_frontend.devices.model import CpuDevice, Device
@@ -43,23 +43,25 @@ _MAX_LISTED: Final = 4
 class OtherDevices:
     """Attributes of other drivers' devices, as found in their ResourceSlices."""
 
-    found: Mapping[Key, Mapping[str, Values]] = field(default_factory=dict)
+    attributes: Mapping[Key, Mapping[str, Values]] = field(default_factory=dict)
     """For each device, its attribute values by attribute name; the names include the domain."""
     problem: str = ""
     """Error message if the slices could not be read, in which case some devices may be missing."""
 
     def values(self, key: Key, attribute: str) -> Values:
-        """Returns an attribute's values. Raises Refused if the device or the attribute is unknown."""
+        """Returns an attribute's values. Raises RefusedError if the device or the attribute is unknown."""
         driver, pool, name = key
-        if key not in self.found:
-            why = self.problem or f"no ResourceSlice contains it; is the driver {driver} running?"
-            raise Refused(f"matchAttribute {attribute}: the values of device {pool}/{name} are unknown: {why}")
-        if not (values := self.found[key].get(attribute)):
-            raise Refused(f"matchAttribute {attribute}: device {pool}/{name} of {driver} does not have this attribute")
+        if key not in self.attributes:
+            reason = self.problem or f"no ResourceSlice contains it; is the driver {driver} running?"
+            raise RefusedError(f"matchAttribute {attribute}: the values of device {pool}/{name} are unknown: {reason}")
+        if not (values := self.attributes[key].get(attribute)):
+            raise RefusedError(
+                f"matchAttribute {attribute}: device {pool}/{name} of {driver} does not have this attribute"
+            )
         return values
 
 
-NO_OTHERS: Final = OtherDevices()
+NO_OTHER_DEVICES: Final = OtherDevices()
 """Value to use when no other drivers' devices have been looked up."""
 
 
@@ -93,16 +95,16 @@ class Alignment:
     chosen: tuple[tuple[str, Choice], ...] = ()
     """(attribute, choice) for each constraint."""
 
-    def values_of(self, place: int) -> dict[str, tuple[Value, ...]]:
+    def values_of(self, index: int) -> dict[str, tuple[Value, ...]]:
         """Returns the values that a result's CPUs must have, by attribute."""
-        found: dict[str, tuple[Value, ...]] = {}
+        values: dict[str, tuple[Value, ...]] = {}
         for attribute, choice in self.chosen:
-            if place in choice.cpus:
-                found[attribute] = tuple(dict.fromkeys((*found.get(attribute, ()), choice.value)))
-        return found
+            if index in choice.cpus:
+                values[attribute] = tuple(dict.fromkeys((*values.get(attribute, ()), choice.value)))
+        return values
 
 
-def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[Value, frozenset[int]]:
+def cpus_by_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[Value, frozenset[int]]:
     """Returns a device's CPUs grouped by their value for an attribute, or an empty dict if the device does not have the
     attribute.
 
@@ -117,21 +119,21 @@ def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[
         for cpu in device.cpus & machine.cpus.keys():
             found.setdefault(value_of(machine.cpus[cpu]), set()).add(cpu)
         return {value: frozenset(cpus) for value, cpus in found.items()}
-    return {value: device.cpus for _, value in _published(device, attribute)}
+    return {value: device.cpus for _, value in _published_values(device, attribute)}
 
 
-def narrowed(inventory: Inventory, device: CpuDevice, values: Mapping[str, Sequence[Value]]) -> frozenset[int]:
+def cpus_with_values(inventory: Inventory, device: CpuDevice, values: Mapping[str, Sequence[Value]]) -> frozenset[int]:
     """Returns those of the device's CPUs that have all the given attribute values."""
     cpus = device.cpus
     for attribute, wanted in values.items():
-        table = with_value(inventory, device, attribute)
+        table = cpus_by_value(inventory, device, attribute)
         for value in wanted:
             cpus &= table.get(value, frozenset())
     return cpus
 
 
 @dataclass(frozen=True, slots=True)
-class _Covered:
+class _CoveredResults:
     """The results that one constraint covers."""
 
     attribute: str
@@ -141,83 +143,87 @@ class _Covered:
     """True if the choice of a value restricts a result's CPUs. The scheduler cannot enforce the constraint in
     that case, because it only compares lists of values.
     """
-    ours: tuple[tuple[str, AllocationResult], ...]
+    our_results: tuple[tuple[str, AllocationResult], ...]
     """(driver, result) for each memory result, and for each result with administrative access to one of our devices."""
     others: tuple[Key, ...]
 
     def join(self, results: Sequence[AllocationResult], inventory: Inventory, others: OtherDevices) -> Join:
-        """Returns the constraint and the values that can be chosen for it. Raises Refused if a device is unknown or the
-        devices have no value in common.
+        """Returns the constraint and the values that can be chosen for it. Raises RefusedError if a device is unknown
+        or the devices have no value in common.
         """
         partners = [(key[2], others.values(key, self.attribute)) for key in self.others]
-        for driver, result in self.ours:
+        for driver, result in self.our_results:
             device = inventory.devices.get((driver, result.pool, result.device))
             if isinstance(device, CpuDevice):
-                partners.append((device.name, _typed(with_value(inventory, device, self.attribute))))
+                partners.append((device.name, _with_types(cpus_by_value(inventory, device, self.attribute))))
             else:
-                partners.append((result.device, _published(device, self.attribute)))
-        own = [(results[place].device, _typed(table)) for place, table in self.tables.items()]
-        common = frozenset.intersection(*[values for _, values in (*own, *partners)])
+                partners.append((result.device, _published_values(device, self.attribute)))
+        cpu_results = [(results[index].device, _with_types(table)) for index, table in self.tables.items()]
+        common = frozenset.intersection(*[values for _, values in (*cpu_results, *partners)])
         if not common:
-            shown = "; ".join(f"{name} has {_listed(one for _, one in values)}" for name, values in (*own, *partners))
-            raise Refused(f"matchAttribute {self.attribute}: the claim's devices have no value in common: {shown}")
+            shown = "; ".join(
+                f"{name} has {_value_list(one for _, one in values)}" for name, values in (*cpu_results, *partners)
+            )
+            raise RefusedError(f"matchAttribute {self.attribute}: the claim's devices have no value in common: {shown}")
         # Values with the same CPUs form a single choice. Such values are common, since a NUMA node often has several
         # PCIe roots.
         choices: dict[tuple[frozenset[int], ...], Choice] = {}
         for _, value in sorted(common, key=lambda one: (one[0].__name__, one[1])):
-            cpus = {place: table[value] for place, table in self.tables.items()}
+            cpus = {index: table[value] for index, table in self.tables.items()}
             choices.setdefault(tuple(cpus.values()), Choice(value, cpus))
         return Join(self.attribute, tuple(name for name, _ in partners), tuple(choices.values()))
 
 
-def _all_covered(view: ClaimView, inventory: Inventory) -> list[_Covered]:
+def _results_by_constraint(view: ClaimView, inventory: Inventory) -> list[_CoveredResults]:
     """Returns the results that each constraint covers. CPU tables are cached because constraints may share devices
     and attributes.
     """
 
     @cache
     def table(name: str, attribute: str) -> dict[Value, frozenset[int]]:
-        return with_value(inventory, devices[name], attribute)
+        return cpus_by_value(inventory, devices[name], attribute)
 
     found = [inventory.devices.get((CPU_DRIVER, one.pool, one.device)) for one in view.results[CPU_DRIVER]]
     devices = {device.name: device for device in found if isinstance(device, CpuDevice)}
-    return [_covered(match, view, inventory, table) for match in dict.fromkeys(view.matches)]
+    return [_results_covered_by(match, view, inventory, table) for match in dict.fromkeys(view.matches)]
 
 
-def _covered(
+def _results_covered_by(
     match: Match, view: ClaimView, inventory: Inventory, table: Callable[[str, str], dict[Value, frozenset[int]]]
-) -> _Covered:
+) -> _CoveredResults:
     tables, is_open = {}, False
-    for place, result in enumerate(view.results[CPU_DRIVER]):
+    for index, result in enumerate(view.results[CPU_DRIVER]):
         device = inventory.devices.get((CPU_DRIVER, result.pool, result.device))
         if match.covers(result.request) and isinstance(device, CpuDevice):
-            tables[place] = table(device.name, match.attribute)
-            is_open |= set(tables[place].values()) != {device.cpus}
-    taken = [(driver, result) for driver in DRIVERS if driver != CPU_DRIVER for result in view.results[driver]]
-    taken += [(driver, result) for driver in DRIVERS for result in view.watched[driver]]
-    ours = tuple(one for one in taken if match.covers(one[1].request))
+            tables[index] = table(device.name, match.attribute)
+            is_open |= set(tables[index].values()) != {device.cpus}
+    results = [(driver, result) for driver in DRIVERS if driver != CPU_DRIVER for result in view.results[driver]]
+    results += [(driver, result) for driver in DRIVERS for result in view.monitored[driver]]
+    our_results = tuple(one for one in results if match.covers(one[1].request))
     others = tuple(one.key for one in view.others if match.covers(one.request))
-    several = len(tables) + len(ours) + len(others) > 1
-    return _Covered(match.attribute, tables, is_open and several, ours, others)
+    has_partner = len(tables) + len(our_results) + len(others) > 1
+    return _CoveredResults(match.attribute, tables, is_open and has_partner, our_results, others)
 
 
-def _typed(values: Iterable[Value]) -> Values:
+def _with_types(values: Iterable[Value]) -> Values:
     return frozenset((type(one), one) for one in values)
 
 
-def _published(device: Device | None, attribute: str) -> Values:
+def _published_values(device: Device | None, attribute: str) -> Values:
     value = device.attributes.get(attribute) if device else None
-    return _typed(() if value is None else value if isinstance(value, tuple) else (value,))
+    return _with_types(() if value is None else value if isinstance(value, tuple) else (value,))
 
 
 def needed_devices(view: ClaimView, inventory: Inventory) -> frozenset[Key]:
     """Returns the other drivers' devices whose attributes restrict the CPUs that a claim can get."""
-    return frozenset(key for one in _all_covered(view, inventory) if one.is_open for key in one.others)
+    return frozenset(key for one in _results_by_constraint(view, inventory) if one.is_open for key in one.others)
 
 
 def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[Join, ...]:
-    """Returns the constraints that restrict the choice of CPUs. Raises Refused if any of them cannot be satisfied."""
-    covered = [one for one in _all_covered(view, inventory) if one.is_open]
+    """Returns the constraints that restrict the choice of CPUs. Raises RefusedError if any of them cannot be
+    satisfied.
+    """
+    covered = [one for one in _results_by_constraint(view, inventory) if one.is_open]
     return tuple(one.join(view.results[CPU_DRIVER], inventory, others) for one in covered)
 
 
@@ -230,7 +236,7 @@ def alignments(
     """
     left = _MAX_STEPS
 
-    def deeper(alignment: Alignment) -> Iterator[Alignment]:
+    def extend(alignment: Alignment) -> Iterator[Alignment]:
         nonlocal left
         if len(alignment.chosen) == len(constraints):
             yield alignment
@@ -241,24 +247,27 @@ def alignments(
             left -= 1 + len(choice.cpus)
             if left < 0:
                 break
-            mine = choice.cpus
-            cpus = [own & mine[place] if place in mine else own for place, own in enumerate(alignment.cpus)]
-            if (free := _room(cpus, choice.cpus, counts, held)) is not None:
+            narrowed = choice.cpus
+            cpus = [
+                device_cpus & narrowed[index] if index in narrowed else device_cpus
+                for index, device_cpus in enumerate(alignment.cpus)
+            ]
+            if (free := _count_free(cpus, choice.cpus, counts, held)) is not None:
                 found.append((free, Alignment(cpus, (*alignment.chosen, (join.attribute, choice)))))
-        for _, following in sorted(found, key=lambda one: one[0]):
-            yield from deeper(following)
+        for _, extended in sorted(found, key=lambda one: one[0]):
+            yield from extend(extended)
 
-    return deeper(Alignment(offered))
+    return extend(Alignment(offered))
 
 
-def _room(
-    cpus: Sequence[frozenset[int]], places: Iterable[int], counts: Sequence[int], held: frozenset[int]
+def _count_free(
+    cpus: Sequence[frozenset[int]], indexes: Iterable[int], counts: Sequence[int], held: frozenset[int]
 ) -> int | None:
     """Returns the number of free CPUs for the given results, or None if there are too few."""
-    free = {place: cpus[place] - held for place in places}
-    together = len(frozenset[int]().union(*free.values()))
-    enough = all(len(mine) >= counts[place] for place, mine in free.items())
-    return together if enough and together >= sum(counts[place] for place in free) else None
+    free = {index: cpus[index] - held for index in indexes}
+    total = len(frozenset[int]().union(*free.values()))
+    enough = all(len(free_cpus) >= counts[index] for index, free_cpus in free.items())
+    return total if enough and total >= sum(counts[index] for index in free) else None
 
 
 def no_alignment(
@@ -267,15 +276,15 @@ def no_alignment(
     offered: Sequence[frozenset[int]],
     counts: Sequence[int],
     held: frozenset[int],
-) -> Refused:
+) -> RefusedError:
     """Returns the error for a claim for which :func:`alignments` yields nothing."""
     texts = []
     for join in constraints[:_MAX_LISTED]:
-        free = ", ".join(_free(choice, held) for choice in join.choices[:_MAX_SHOWN])
-        places = join.choices[0].cpus
-        asked = [f"{counts[place]} CPUs for request {results[place].request}" for place in places]
-        wanted = " and ".join(_some(asked))
-        near = f" near {', '.join(_some(join.partners))}" if join.partners else ""
+        free = ", ".join(_free_text(choice, held) for choice in join.choices[:_MAX_SHOWN])
+        indexes = join.choices[0].cpus
+        requested = [f"{counts[index]} CPUs for request {results[index].request}" for index in indexes]
+        wanted = " and ".join(_abbreviated(requested))
+        near = f" near {', '.join(_abbreviated(join.partners))}" if join.partners else ""
         texts.append(f"matchAttribute {join.attribute} requires {wanted}{near}: {free}")
     if next(alignments(constraints, offered, counts, frozenset()), None) is None:
         remedy = (
@@ -287,20 +296,20 @@ def no_alignment(
             "the scheduler only knows the total capacity of a device: use a groupBy with smaller devices, or delete "
             "the pod so that it is scheduled again; Prepare is retried in case suitable CPUs are released"
         )
-    return Refused(f"{'; '.join(texts)}; {remedy}")
+    return RefusedError(f"{'; '.join(texts)}; {remedy}")
 
 
-def _some(texts: Sequence[str]) -> list[str]:
+def _abbreviated(texts: Sequence[str]) -> list[str]:
     more = [f"{len(texts) - _MAX_LISTED} more"] if len(texts) > _MAX_LISTED else []
     return [*texts[:_MAX_LISTED], *more]
 
 
-def _free(choice: Choice, held: frozenset[int]) -> str:
+def _free_text(choice: Choice, held: frozenset[int]) -> str:
     cpus = frozenset[int]().union(*choice.cpus.values())
     return f"{choice.value} has {len(cpus - held)} of {len(cpus)} free"
 
 
-def _listed(values: Iterable[Any]) -> str:
+def _value_list(values: Iterable[Any]) -> str:
     texts = sorted(map(str, values))
     return (", ".join(texts[:_MAX_SHOWN]) + (", ..." if len(texts) > _MAX_SHOWN else "")) or "none"
 
@@ -326,11 +335,11 @@ def read_attributes(documents: Iterable[Any], wanted: frozenset[Key]) -> dict[Ke
         for device in devices:
             match device:
                 case {"name": str(name), "attributes": dict(attributes)} if (driver, pool_name, name) in wanted:
-                    found[driver, pool_name, name] = _read(driver, attributes)
+                    found[driver, pool_name, name] = _read_values(driver, attributes)
     return found
 
 
-def _read(driver: str, attributes: Mapping[str, Any]) -> dict[str, Values]:
+def _read_values(driver: str, attributes: Mapping[str, Any]) -> dict[str, Values]:
     found = {}
     for name, document in attributes.items():
         for value in document.values() if isinstance(document, dict) else ():

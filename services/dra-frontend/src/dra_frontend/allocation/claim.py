@@ -18,7 +18,7 @@ from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, DRIVERS, MEMORY_CAPACI
 from numa_contract.quantity import format_quantity, parse_quantity
 from numa_contract.records import AllocationResult, ClaimReference, PodReference
 
-from dra_frontend.devices.gates import SHARING
+from dra_frontend.devices.gates import SHARING_GATE
 
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 MAX_RESULTS: Final = 32
@@ -37,12 +37,12 @@ _CAPACITIES: Final = {CPU_DRIVER: (CPU_CAPACITY, "cpu"), MEMORY_DRIVER: (MEMORY_
 _UNITS: Final = {CPU_DRIVER: "CPUs", MEMORY_DRIVER: "bytes"}
 _KINDS: Final[Mapping[type, str]] = {str: "a string", bool: "a boolean", list: "a list", dict: "an object"}
 # Most claims request one of a few amounts, so parsed and formatted quantities are cached.
-_exact = lru_cache(256)(parse_quantity)
-_canonical = lru_cache(256)(format_quantity)
+_parse_amount = lru_cache(256)(parse_quantity)
+_format_amount = lru_cache(256)(format_quantity)
 T = TypeVar("T")
 
 
-class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
+class RefusedError(Exception):
     """Raised if a claim is refused. The message is one sentence that includes the remedy; the user sees it in the pod's
     Events.
     """
@@ -128,7 +128,7 @@ class ClaimView:
     """
     results: Mapping[str, tuple[AllocationResult, ...]]
     """Allocation results by driver name, in the order in which the scheduler wrote them."""
-    watched: Mapping[str, tuple[AllocationResult, ...]]
+    monitored: Mapping[str, tuple[AllocationResult, ...]]
     """Results with administrative access, by driver name. Administrative access is for monitoring: the device stays
     available to other claims, and none of its capacity is consumed (KEP-5018).
     """
@@ -149,43 +149,47 @@ class ClaimView:
         """Returns True if the claim has the given UID and is allocated, and its node selector does not exclude the
         given node. Node labels are not evaluated.
         """
-        here = not self.nodes or any(not names or node in names for names in self.nodes)
-        return here and self.allocated and self.claim.uid == uid
+        on_node = not self.nodes or any(not names or node in names for names in self.nodes)
+        return on_node and self.allocated and self.claim.uid == uid
 
     def check_usable(self, uid: str) -> None:
-        """Raises Refused unless the claim has the given UID, is allocated, and is reserved for at least one pod."""
+        """Raises RefusedError unless the claim has the given UID, is allocated, and is reserved for at least one
+        pod.
+        """
         if self.claim.uid != uid:
             new = f"UID {uid} was replaced by {self.claim.uid}"
-            raise Refused(f"{self}: {new}; delete the pod so that it is recreated for the new claim")
+            raise RefusedError(f"{self}: {new}; delete the pod so that it is recreated for the new claim")
         if not self.allocated:
-            raise Refused(f"{self}: not allocated; the scheduler allocates claims, so do not set nodeName by hand")
+            raise RefusedError(f"{self}: not allocated; the scheduler allocates claims, so do not set nodeName by hand")
         if not self.reserved_for:
             none = "status.reservedFor contains no pod"
-            raise Refused(f"{self}: {none}; the scheduler must add the pod to this list (pod groups are not supported)")
+            raise RefusedError(
+                f"{self}: {none}; the scheduler must add the pod to this list (pod groups are not supported)"
+            )
 
 
 def amount_of(driver: str, result: AllocationResult) -> Fraction | None:
     """Returns the device capacity that a result consumes, or None if the result consumes the whole device."""
-    taken = [result.consumed[name] for name in _CAPACITIES[driver] if name in result.consumed]
-    return _exact(taken[0]) if taken else None
+    amount = [result.consumed[name] for name in _CAPACITIES[driver] if name in result.consumed]
+    return _parse_amount(amount[0]) if amount else None
 
 
 def count_of(driver: str, result: AllocationResult) -> int:
-    """Returns the amount that a result consumes, in CPUs or bytes. Raises Refused unless it is a positive whole
+    """Returns the amount that a result consumes, in CPUs or bytes. Raises RefusedError unless it is a positive whole
     number.
     """
-    taken, name, key = amount_of(driver, result), result.request, _CAPACITIES[driver][0]
-    if taken is None:
-        raise Refused(
+    amount, name, key = amount_of(driver, result), result.request, _CAPACITIES[driver][0]
+    if amount is None:
+        raise RefusedError(
             f"request {name}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
-            f"is the feature gate {SHARING} enabled in the API server and the scheduler?"
+            f"is the feature gate {SHARING_GATE} enabled in the API server and the scheduler?"
         )
-    if not 0 < taken < _AMOUNT_LIMIT or taken.denominator != 1:
-        raise Refused(
-            f"request {name}: the value {shown(taken)} of consumedCapacity[{key}] is not a positive whole number of "
+    if not 0 < amount < _AMOUNT_LIMIT or amount.denominator != 1:
+        raise RefusedError(
+            f"request {name}: the value {shown(amount)} of consumedCapacity[{key}] is not a positive whole number of "
             f"{_UNITS[driver]}"
         )
-    return int(taken)
+    return int(amount)
 
 
 def uid_of(document: object) -> str:
@@ -207,7 +211,8 @@ def name_of(document: object) -> tuple[str, str]:
 
 
 def claim_of(document: object, uid: str) -> ClaimView | None:
-    """Parses the claim with the given UID. Returns None if the document is None or has another UID. Raises Refused.
+    """Parses the claim with the given UID. Returns None if the document is None or has another UID. Raises
+    RefusedError.
 
     A document with another UID, valid or not, proves that the claim is gone. A document without a UID is refused.
     """
@@ -217,13 +222,13 @@ def claim_of(document: object, uid: str) -> ClaimView | None:
 
 
 def parse_claim(document: object) -> ClaimView:
-    """Parses a claim in any state. Raises Refused if a field does not have the type that the API guarantees."""
-    who = "claim without a name"
+    """Parses a claim in any state. Raises RefusedError if a field does not have the type that the API guarantees."""
+    claim_text = "claim without a name"
     try:
         claim = _of_kind("document", document, dict)
         metadata, status = _field(claim, "metadata", dict, {}), _field(claim, "status", dict, {})
         namespace, name = _field(metadata, "namespace", str), _field(metadata, "name", str)
-        who = f"claim {namespace}/{name}"
+        claim_text = f"claim {namespace}/{name}"
         allocation = _field(status, "allocation", dict, {})
         devices, selector = _field(allocation, "devices", dict, {}), _field(allocation, "nodeSelector", dict, {})
         pods = [one for one in _objects(status, "reservedFor", _MAX_PODS) if one.get("resource") == "pods"]
@@ -237,18 +242,20 @@ def parse_claim(document: object) -> ClaimView:
             pod_claim_name=_field(_field(metadata, "annotations", dict, {}), POD_CLAIM_ANNOTATION, str, "") or None,
             reserved_for=tuple([PodReference(uid=_field(p, "uid", str), name=_field(p, "name", str)) for p in pods]),
             allocated=bool(allocation),
-            nodes=tuple([_names(term) for term in _objects(selector, "nodeSelectorTerms", _MAX_TERMS)]),
+            nodes=tuple([_node_names(term) for term in _objects(selector, "nodeSelectorTerms", _MAX_TERMS)]),
             results={driver: tuple([r for w, d, r in read if d == driver and not w]) for driver in DRIVERS},
-            watched={driver: tuple([r for w, d, r in read if d == driver and w]) for driver in DRIVERS},
+            monitored={driver: tuple([r for w, d, r in read if d == driver and w]) for driver in DRIVERS},
             configs=_configs(devices),
             matches=matches,
-            others=tuple([_other(one) for one in entries if one.get("driver") not in DRIVERS]) if matches else (),
+            others=tuple([_other_device(one) for one in entries if one.get("driver") not in DRIVERS])
+            if matches
+            else (),
         )
-    except (Refused, MalformedError) as error:
-        raise Refused(f"{who}: {error}; does the API server serve resource.k8s.io/v1?") from error
+    except (RefusedError, MalformedError) as error:
+        raise RefusedError(f"{claim_text}: {error}; does the API server serve resource.k8s.io/v1?") from error
 
 
-def _names(term: Mapping[str, Any]) -> frozenset[str]:
+def _node_names(term: Mapping[str, Any]) -> frozenset[str]:
     fields = _objects(term, "matchFields", _MAX_TERMS)
     demanded = [f for f in fields if f.get("key") == "metadata.name" and f.get("operator") == "In"]
     return frozenset(name for field in demanded for name in _texts(field, "values"))
@@ -268,7 +275,7 @@ def _matches(devices: Mapping[str, Any]) -> tuple[Match, ...]:
     )
 
 
-def _other(entry: Mapping[str, Any]) -> OtherDevice:
+def _other_device(entry: Mapping[str, Any]) -> OtherDevice:
     return OtherDevice(*[_field(entry, key, str) for key in ("request", "driver", "pool", "device")])
 
 
@@ -276,11 +283,11 @@ def _result(entry: Mapping[str, Any]) -> AllocationResult:
     consumed: dict[str, str] = {}
     for name, value in sorted(_field(entry, "consumedCapacity", dict, {}).items()):
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise Refused(f"field 'consumedCapacity[{name}]' must be a quantity, not {type(value).__name__}")
+            raise RefusedError(f"field 'consumedCapacity[{name}]' must be a quantity, not {type(value).__name__}")
         try:
-            consumed[name] = _canonical(_exact(value))
+            consumed[name] = _format_amount(_parse_amount(value))
         except ValueError as error:
-            raise Refused(f"field 'consumedCapacity[{name}]' is not a quantity: {error}") from error
+            raise RefusedError(f"field 'consumedCapacity[{name}]' is not a quantity: {error}") from error
     return AllocationResult(
         request=_field(entry, "request", str),
         pool=_field(entry, "pool", str),
@@ -292,14 +299,14 @@ def _result(entry: Mapping[str, Any]) -> AllocationResult:
 
 def _configs(devices: Mapping[str, Any]) -> tuple[OpaqueConfig, ...]:
     entries = [(entry, _field(entry, "opaque", dict, {})) for entry in _objects(devices, "config", _MAX_CONFIGS)]
-    ours = [(entry, opaque) for entry, opaque in entries if opaque.get("driver") in DRIVERS]
-    if len(ours) > MAX_PARAMETERS:
-        raise Refused(f"field 'config' has {len(ours)} entries for this driver, more than {MAX_PARAMETERS}")
+    our_entries = [(entry, opaque) for entry, opaque in entries if opaque.get("driver") in DRIVERS]
+    if len(our_entries) > MAX_PARAMETERS:
+        raise RefusedError(f"field 'config' has {len(our_entries)} entries for this driver, more than {MAX_PARAMETERS}")
     found = []
-    for entry, opaque in ours:
+    for entry, opaque in our_entries:
         source, requests = _field(entry, "source", str), frozenset(_texts(entry, "requests"))
         if source not in list(Source):
-            raise Refused(f"field 'source' is {shown(source)}, neither {Source.DEVICE_CLASS} nor {Source.CLAIM}")
+            raise RefusedError(f"field 'source' is {shown(source)}, neither {Source.DEVICE_CLASS} nor {Source.CLAIM}")
         found.append(OpaqueConfig(Source(source), opaque["driver"], requests, _field(opaque, "parameters", dict, {})))
     # Precedence depends only on the source. An entry that names a subrequest does not override an entry that names the
     # whole request.
@@ -314,21 +321,21 @@ def _field(document: Mapping[str, Any], key: str, kind: type[T], default: T | No
     if value is None and default is not None:
         return default
     if value == "" and default is None and kind is str:
-        raise Refused(f"field {key!r} must not be empty")
+        raise RefusedError(f"field {key!r} must not be empty")
     return _of_kind(f"field {key!r}", value, kind)
 
 
-def _of_kind(what: str, value: object, kind: type[T]) -> T:
+def _of_kind(field: str, value: object, kind: type[T]) -> T:
     if not isinstance(value, kind):
         found = "but is missing" if value is None else f"not {type(value).__name__}"
-        raise Refused(f"{what} must be {_KINDS[kind]}, {found}")
+        raise RefusedError(f"{field} must be {_KINDS[kind]}, {found}")
     return value
 
 
-def _objects(document: Mapping[str, Any], key: str, most: int) -> list[Mapping[str, Any]]:
+def _objects(document: Mapping[str, Any], key: str, limit: int) -> list[Mapping[str, Any]]:
     items = _field(document, key, list, [])
-    if len(items) > most:
-        raise Refused(f"field {key!r} has {len(items)} entries, more than {most}")
+    if len(items) > limit:
+        raise RefusedError(f"field {key!r} has {len(items)} entries, more than {limit}")
     return [_of_kind(f"field '{key}[]'", item, dict) for item in items]
 
 

@@ -23,7 +23,7 @@ from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters, JoinedAttribute, PoolCpus
 
 from dra_frontend.allocation.alignment import Alignment, Join, Value, alignments, no_alignment
-from dra_frontend.allocation.claim import Refused, Source, amount_of, count_of
+from dra_frontend.allocation.claim import RefusedError, Source, amount_of, count_of
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
@@ -33,7 +33,7 @@ from dra_frontend.placement.allocator import NoCpusError, allocate
 # Limits on the number of orders in which one device's results are tried. For up to four results, all orders are tried
 # (at most 24). For more results, fewer orders are tried: a search must not take longer than a tenth of a second on the
 # largest machine, because other claims wait until it ends.
-_PERMUTED: Final = 4
+_MAX_PERMUTED: Final = 4
 _MAX_ORDERS: Final = 24
 _MAX_CHOICES: Final = 64
 
@@ -78,7 +78,7 @@ class _Request:
         return tuple([JoinedAttribute(attribute=name, values=values) for name, values in self.joined.items()])
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         """The device and the required attribute values, for messages."""
         values = [f"{name} {' and '.join(map(str, values))}" for name, values in self.joined.items()]
         return f"device {self.device.name}" + (f" with {', '.join(values)} (matchAttribute)" if values else "")
@@ -90,18 +90,18 @@ def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice | No
     return device if isinstance(device, CpuDevice) else None
 
 
-def no_cpu_device(result: AllocationResult, inventory: Inventory) -> Refused:
+def no_cpu_device(result: AllocationResult, inventory: Inventory) -> RefusedError:
     """Returns the error for a result whose device does not exist on this node. The message names the devices that do
     exist.
     """
     names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
     known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has no CPU devices"
-    return Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}; {known}")
+    return RefusedError(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}; {known}")
 
 
 def cpu_count(result: AllocationResult, device: CpuDevice | None) -> int:
     """Returns the number of CPUs that a result consumes. ``device`` is None if the device no longer exists. Raises
-    Refused.
+    RefusedError.
     """
     # Only a device that is a single CPU is allocated without an amount, so if the result has no amount, the missing
     # device was a single CPU.
@@ -109,15 +109,20 @@ def cpu_count(result: AllocationResult, device: CpuDevice | None) -> int:
     return 1 if single else count_of(CPU_DRIVER, result)
 
 
-def check_fraction(results: Sequence[AllocationResult], inventory: Inventory, largest: float) -> None:
-    """Raises Refused if a claim requests more than the fraction ``largest`` of the CPUs that the node offers."""
+def check_fraction(results: Sequence[AllocationResult], inventory: Inventory, max_fraction: float) -> None:
+    """Raises RefusedError if a claim requests more than the fraction ``max_fraction`` of the CPUs that the node
+    offers.
+    """
     devices = [device for pool in inventory.pools for device in pool.devices]
     offered = sum(len(device.cpus) for device in devices if isinstance(device, CpuDevice))
-    wanted, most = sum(cpu_count(result, cpu_device(result, inventory)) for result in results), int(offered * largest)
-    if wanted > most:
-        raise Refused(
-            f"{wanted} CPUs requested, but one claim may have at most {most} of the {offered} that this node offers "
-            f"(maxClaimFraction: {largest}); claim fewer"
+    wanted, limit = (
+        sum(cpu_count(result, cpu_device(result, inventory)) for result in results),
+        int(offered * max_fraction),
+    )
+    if wanted > limit:
+        raise RefusedError(
+            f"{wanted} CPUs requested, but one claim may have at most {limit} of the {offered} that this node offers "
+            f"(maxClaimFraction: {max_fraction}); claim fewer"
         )
 
 
@@ -129,7 +134,8 @@ def allocate_cpus(
     ledger: Ledger,
     joins: Sequence[Join] = (),
 ) -> tuple[CpuAllocation, ...]:
-    """Returns each result's CPUs, in the order of the results; no other claim holds any of the CPUs. Raises Refused.
+    """Returns each result's CPUs, in the order of the results; no other claim holds any of the CPUs. Raises
+    RefusedError.
 
     The keys of ``parameters`` are the requests' base names.
     """
@@ -139,14 +145,16 @@ def allocate_cpus(
             raise no_cpu_device(result, inventory)
         count = cpu_count(result, device)
         requests.append(_Request(index, result.request, device, parameters[result.base], count))
-    choice = _Choice(uid, inventory, ledger, ledger.held_cpus(ignoring=uid))
-    requests, chosen = choice.joined(requests, results, joins) if joins else (requests, choice.of_all(requests))
+    chooser = _CpuChooser(uid, inventory, ledger, ledger.held_cpus(ignoring=uid))
+    requests, chosen = (
+        chooser.choose_aligned(requests, results, joins) if joins else (requests, chooser.choose_all(requests))
+    )
     return tuple(
         [
             CpuAllocation(
-                request=result.base, device=result.device, cpus=chosen[place], joined=requests[place].joined_attributes
+                request=result.base, device=result.device, cpus=chosen[index], joined=requests[index].joined_attributes
             )
-            for place, result in enumerate(results)
+            for index, result in enumerate(results)
         ]
     )
 
@@ -156,14 +164,14 @@ def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
     orders that each put one of the strictest results first.
     """
     strict = sorted(requests, key=_Request.strictness)
-    if len(strict) <= _PERMUTED:
+    if len(strict) <= _MAX_PERMUTED:
         return permutations(strict)
-    most = min(_MAX_ORDERS, _MAX_CHOICES // len(strict))
-    return ([one, *strict[:place], *strict[place + 1 :]] for place, one in enumerate(strict[:most]))
+    count = min(_MAX_ORDERS, _MAX_CHOICES // len(strict))
+    return ([one, *strict[:index], *strict[index + 1 :]] for index, one in enumerate(strict[:count]))
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _CpuChooser:
     """Chooses one claim's CPUs."""
 
     uid: str
@@ -172,107 +180,107 @@ class _Choice:
     held: frozenset[int]
     """CPUs held by other claims."""
 
-    def joined(
+    def choose_aligned(
         self, requests: Sequence[_Request], results: Sequence[AllocationResult], joins: Sequence[Join]
     ) -> tuple[list[_Request], dict[int, frozenset[int]]]:
         """Allocates CPUs with the first combination of attribute values for which this succeeds. Returns the narrowed
-        requests, and the chosen CPUs by result index. Raises Refused.
+        requests, and the chosen CPUs by result index. Raises RefusedError.
         """
         offered, counts = [one.device.cpus for one in requests], [one.count for one in requests]
         refusal = None
-        most = max(1, _MAX_CHOICES // len(requests))
-        for alignment in islice(alignments(joins, offered, counts, self.held), most):
+        attempts = max(1, _MAX_CHOICES // len(requests))
+        for alignment in islice(alignments(joins, offered, counts, self.held), attempts):
             narrowed = [one.within(alignment) for one in requests]
             try:
-                return narrowed, self.of_all(narrowed)
-            except Refused as error:
+                return narrowed, self.choose_all(narrowed)
+            except RefusedError as error:
                 refusal = refusal or error
         raise refusal or no_alignment(joins, results, offered, counts, self.held)
 
-    def of_all(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs chosen for all results, by result index. Raises Refused."""
+    def choose_all(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
+        """Returns the CPUs chosen for all results, by result index. Raises RefusedError."""
         by_device: defaultdict[str, list[_Request]] = defaultdict(list)
         for request in requests:
             by_device[request.device.name].append(request)
         chosen: dict[int, frozenset[int]] = {}
         # Devices do not share CPUs, so only results on the same device compete.
-        for of_one in by_device.values():
-            chosen |= self.of_device(of_one)
+        for on_one_device in by_device.values():
+            chosen |= self.choose_on_device(on_one_device)
         return chosen
 
-    def of_device(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs chosen for all results on one device, by result index. Raises Refused."""
+    def choose_on_device(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
+        """Returns the CPUs chosen for all results on one device, by result index. Raises RefusedError."""
         if len(requests) == 1:
-            return {requests[0].index: self._one(requests[0], frozenset())}
+            return {requests[0].index: self._choose(requests[0], frozenset())}
         orders = _orders(requests)
         try:
-            return self._in_order(next(orders))
-        except Refused as error:
+            return self._choose_in_order(next(orders))
+        except RefusedError as error:
             refusal = error
         for request in requests:
-            self._one(request, frozenset())  # if a result fails even on its own, this raises that result's error
+            self._choose(request, frozenset())  # if a result fails even on its own, this raises that result's error
         if sum(request.count for request in requests) <= len(
             frozenset[int]().union(*(request.device.cpus for request in requests)) - self.held
         ):
             for order in orders:
-                with suppress(Refused):
-                    return self._in_order(order)
+                with suppress(RefusedError):
+                    return self._choose_in_order(order)
         raise refusal
 
-    def _in_order(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
+    def _choose_in_order(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
         chosen: dict[int, frozenset[int]] = {}
         for request in requests:
-            chosen[request.index] = self._one(request, frozenset().union(*chosen.values()))
+            chosen[request.index] = self._choose(request, frozenset().union(*chosen.values()))
         return chosen
 
-    def _one(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
-        """Returns the CPUs chosen for a result; ``mine`` contains the CPUs already chosen for the claim's other
+    def _choose(self, request: _Request, taken: frozenset[int]) -> frozenset[int]:
+        """Returns the CPUs chosen for a result; ``taken`` contains the CPUs already chosen for the claim's other
         results.
         """
         offered, wanted, layout = request.device.cpus, request.parameters, self.inventory.layout
         if request.device.kind is DeviceKind.CPU:
-            return self._single(request, mine)
+            return self._choose_single(request, taken)
         if wanted.cpuset is not None:
-            return self._named(request, wanted.cpuset, mine)
+            return self._check_named(request, wanted.cpuset, taken)
         try:
-            return allocate(offered, self.held | mine, request.count, layout, wanted)
+            return allocate(offered, self.held | taken, request.count, layout, wanted)
         except NoCpusError as error:
-            text = f"request {request.name}: {request.place}: {error}"
-        if mine:
-            text += f"; other requests in this claim hold CPUs {format_cpu_list(mine)}"
+            text = f"request {request.name}: {request.description}: {error}"
+        if taken:
+            text += f"; other requests in this claim hold CPUs {format_cpu_list(taken)}"
         with suppress(NoCpusError):
-            allocate(offered, mine, request.count, layout, wanted)
+            allocate(offered, taken, request.count, layout, wanted)
             # Suggest waiting only if the device would have enough CPUs if there were no other claims.
             text += "; CPUs of a claim that is being released become free when its last container has exited"
-        raise Refused(text)
+        raise RefusedError(text)
 
-    def _single(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
+    def _choose_single(self, request: _Request, taken: frozenset[int]) -> frozenset[int]:
         (cpu,) = request.device.cpus
-        if cpu in mine:
-            raise Refused(f"request {request.name}: CPU {cpu} is allocated to this claim twice")
+        if cpu in taken:
+            raise RefusedError(f"request {request.name}: CPU {cpu} is allocated to this claim twice")
         if cpu in self.held:
             holder = self.ledger.cpu_holders(ignoring=self.uid)[cpu]
-            raise Refused(
+            raise RefusedError(
                 f"request {request.name}: CPU {cpu} is held by claim {holder}; "
                 "it becomes free when that claim is unprepared and its last container has exited"
             )
         return request.device.cpus
 
-    def _named(self, request: _Request, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
+    def _check_named(self, request: _Request, named: frozenset[int], taken: frozenset[int]) -> frozenset[int]:
         """Checks the CPUs that the claim's ``cpuset`` names. The messages are worded as in dra-driver-cpu, because
         users search for them.
         """
         inventory, device = self.inventory, request.device
         machine = inventory.machine
         present = machine.online | machine.offline
-        outside = f"do not belong to {request.place}, which has {format_cpu_list(device.cpus)}: "
+        outside = f"do not belong to {request.description}, which has {format_cpu_list(device.cpus)}: "
         faults = [
             (named - present, f"include CPUs that this machine does not have (present: {format_cpu_list(present)}): "),
             (named - machine.online, "contain offline cores: "),
             (named & inventory.reserved_cpus, "contain reserved cores: "),
             (named & inventory.withheld_cpus, "include CPUs withheld for containers without a claim: "),
             (named - device.cpus, outside),
-            (named & mine, "are already assigned to another device in this claim: "),
+            (named & taken, "are already assigned to another device in this claim: "),
             (named & self.held, "conflict with already allocated claims: "),
         ]
         fault = next((_fault(text, cpus, named) for cpus, text in faults if cpus), "")
@@ -280,7 +288,7 @@ class _Choice:
             fault = f"({len(named)}) does not match requested capacity {request.count}"
         if fault:
             cpus = format_cpu_list(named)
-            raise Refused(f"request {request.name}: parameters of {Source.CLAIM.owner}: CPUs {cpus} {fault}")
+            raise RefusedError(f"request {request.name}: parameters of {Source.CLAIM.owner}: CPUs {cpus} {fault}")
         return named
 
 
@@ -291,29 +299,33 @@ def _fault(text: str, cpus: frozenset[int], named: frozenset[int]) -> str:
     return text.rstrip(": ") if cpus == named else text + format_cpu_list(cpus)
 
 
-def seen_cpus(
-    results: Sequence[AllocationResult], seen: Mapping[str, frozenset[int]], inventory: Inventory
+def rebuild_cpus(
+    results: Sequence[AllocationResult], pinned: Mapping[str, frozenset[int]], inventory: Inventory
 ) -> tuple[CpuAllocation, ...]:
     """Rebuilds the results' CPU allocations from the CPUs to which each request's running containers are pinned.
 
-    The keys of ``seen`` are the requests' base names; "" is accepted for a claim with one request. Raises Refused if a
-    request's containers hold more or fewer CPUs than were requested.
+    The keys of ``pinned`` are the requests' base names; "" is accepted for a claim with one request. Raises
+    RefusedError if a request's containers hold more or fewer CPUs than were requested.
     """
     chosen: dict[int, frozenset[int]] = {}
     requests = dict.fromkeys(result.base for result in results)
     for request in requests:
-        left = seen.get(request) or (seen.get("") if len(requests) == 1 else None) or frozenset()
-        mine = {place: cpu_device(result, inventory) for place, result in enumerate(results) if result.base == request}
-        counts = {place: cpu_count(results[place], device) for place, device in mine.items()}
+        left = pinned.get(request) or (pinned.get("") if len(requests) == 1 else None) or frozenset()
+        devices = {
+            index: cpu_device(result, inventory) for index, result in enumerate(results) if result.base == request
+        }
+        counts = {index: cpu_count(results[index], device) for index, device in devices.items()}
         if len(left) != sum(counts.values()):
-            raise Refused(f"request {request} has {sum(counts.values())} CPUs, but its containers hold {len(left)}")
-        for place, device in mine.items():
-            chosen[place] = frozenset(sorted(left & device.cpus if device else ())[: counts[place]])
-            left -= chosen[place]
+            raise RefusedError(
+                f"request {request} has {sum(counts.values())} CPUs, but its containers hold {len(left)}"
+            )
+        for index, device in devices.items():
+            chosen[index] = frozenset(sorted(left & device.cpus if device else ())[: counts[index]])
+            left -= chosen[index]
         # No device offers the remaining CPUs any longer: they have since been reserved, or their device is gone.
-        for place, number in counts.items():
-            more = frozenset(sorted(left)[: number - len(chosen[place])])
-            chosen[place] |= more
+        for index, number in counts.items():
+            more = frozenset(sorted(left)[: number - len(chosen[index])])
+            chosen[index] |= more
             left -= more
     return tuple([CpuAllocation(request=r.base, device=r.device, cpus=chosen[i]) for i, r in enumerate(results)])
 
@@ -329,13 +341,13 @@ def pool_cpus(
     if all(wanted.pool_cpus == "none" for wanted in parameters.values()):
         return {}
     claimed = frozenset[int]().union(*(one.cpus for one in allocations))
-    others = (machine.possible | machine.online | machine.offline) - claimed
+    unclaimed = (machine.possible | machine.online | machine.offline) - claimed
     found: dict[str, PoolCpus] = {}
     for request, wanted in parameters.items():
         if wanted.pool_cpus != "none":
-            own = frozenset[int]().union(*(one.cpus for one in allocations if one.request == request))
-            near = _numa_cpus(own, machine) - claimed if wanted.pool_cpus == "numa" else others
-            found[request] = PoolCpus(cpus=others, near=near or others)
+            request_cpus = frozenset[int]().union(*(one.cpus for one in allocations if one.request == request))
+            near = _numa_cpus(request_cpus, machine) - claimed if wanted.pool_cpus == "numa" else unclaimed
+            found[request] = PoolCpus(cpus=unclaimed, near=near or unclaimed)
     return found
 
 

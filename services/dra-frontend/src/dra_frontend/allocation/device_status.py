@@ -17,7 +17,7 @@ from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.records import AllocationRecord, CpuAllocation, MemoryAllocation
 from numa_contract.reports import ContainerReport
 
-from dra_frontend.allocation.entitlement import own_cpus, shares_pool
+from dra_frontend.allocation.entitlement import claimed_cpus, shares_pool
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.machine.model import Machine
 
@@ -71,34 +71,34 @@ def read_entries(document: object) -> Entries:
     entries = {}
     match document:
         case {"status": {"devices": list(devices)}}:
-            for one in devices[:_MAX_ENTRIES]:
-                match one:
+            for entry in devices[:_MAX_ENTRIES]:
+                match entry:
                     case {"driver": str(driver), "pool": str(pool), "device": str(device), **more} if driver in DRIVERS:
                         entries[Key(driver, pool, device, str(more.get("shareID") or ""))] = _entry(more)
     return entries
 
 
 def _entry(fields: Mapping[Any, Any]) -> Entry:
-    conditions, since, given = {}, {}, fields.get("conditions")
-    for one in given if isinstance(given, list) else ():
-        match one:
+    conditions, since, documents = {}, {}, fields.get("conditions")
+    for condition in documents if isinstance(documents, list) else ():
+        match condition:
             case {"type": str(kind), "status": str(status), "reason": str(reason), **more}:
                 conditions[kind] = Condition(status, reason, str(more.get("message", "")))
                 since[kind] = str(more.get("lastTransitionTime", ""))
     return Entry(fields.get("data") or {}, conditions, since)
 
 
-def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]]:
+def entry_documents(entries: Entries, stored: Entries, now: str) -> list[dict[str, Any]]:
     """Returns the entries as API documents. A condition keeps its transition time if the server already has the
     condition with the same status.
     """
     documents = []
     for key, entry in entries.items():
-        had = present.get(key)
+        old = stored.get(key)
         conditions = []
         for kind, condition in entry.conditions.items():
-            same = had is not None and had.conditions.get(kind, NO_CONTAINER).status == condition.status
-            since = had.since.get(kind) if had is not None and same else None
+            same = old is not None and old.conditions.get(kind, NO_CONTAINER).status == condition.status
+            since = old.since.get(kind) if old is not None and same else None
             conditions.append({"type": kind, **condition._asdict(), "lastTransitionTime": since or now})
         share = {"shareID": key.share_id} if key.share_id else {}
         name = {"driver": key.driver, "pool": key.pool, "device": key.device, **share}
@@ -106,28 +106,28 @@ def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]
     return documents
 
 
-def differs(entries: Entries, present: Entries) -> bool:
+def differs(entries: Entries, stored: Entries) -> bool:
     """Returns True if the server's entries differ from ``entries``. Entries and conditions that only the server has are
     ignored.
     """
     for key, entry in entries.items():
-        had = present.get(key)
-        if had is None or had.data != entry.data:
+        old = stored.get(key)
+        if old is None or old.data != entry.data:
             return True
-        if any(had.conditions.get(kind) != condition for kind, condition in entry.conditions.items()):
+        if any(old.conditions.get(kind) != condition for kind, condition in entry.conditions.items()):
             return True
     return False
 
 
-def settled(entries: Entries, present: Entries) -> Entries:
+def entries_to_write(entries: Entries, stored: Entries) -> Entries:
     """Returns the entries to write. If no container is using a claim, the claim's entries keep the ``Enforced``
     condition that the server has, because a new container may start. A condition with status Unknown is not kept.
     """
     kept = {}
     for key, entry in entries.items():
-        had = present[key].conditions.get("Enforced") if key in present else None
-        if had is not None and had.status != "Unknown" and entry.conditions["Enforced"] == NO_CONTAINER:
-            entry = Entry(entry.data, {**entry.conditions, "Enforced": had}, entry.since)
+        old = stored[key].conditions.get("Enforced") if key in stored else None
+        if old is not None and old.status != "Unknown" and entry.conditions["Enforced"] == NO_CONTAINER:
+            entry = Entry(entry.data, {**entry.conditions, "Enforced": old}, entry.since)
         kept[key] = entry
     return kept
 
@@ -139,19 +139,19 @@ def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, node_reaso
     kernel cannot isolate any claim's CPUs on this node, in which case those CPUs are excluded from the shared pool
     instead; it is "" if the kernel can isolate CPUs.
     """
-    shown = _Shown.of(ledger, node_reason)
+    index = _ReportIndex.of(ledger, node_reason)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
     for record in ledger.records:
         parts: Sequence[CpuAllocation | MemoryAllocation] = record.cpus or record.memory
         for result, part in zip(record.results, parts, strict=False):
             key = Key(record.driver, result.pool, result.device, result.share_id or "")
-            enforced = NO_BACKEND if silent else shown.enforced(record, part)
+            enforced = NO_BACKEND if silent else index.enforced(record, part)
             conditions = {"Ready": PREPARED, "Enforced": enforced}
-            entries[record.claim.uid][key] = Entry(_data(record, part, machine), conditions, {})
+            entries[record.claim.uid][key] = Entry(_entry_data(record, part, machine), conditions, {})
     return dict(entries)
 
 
-def _data(record: AllocationRecord, part: CpuAllocation | MemoryAllocation, machine: Machine) -> Document:
+def _entry_data(record: AllocationRecord, part: CpuAllocation | MemoryAllocation, machine: Machine) -> Document:
     if isinstance(part, MemoryAllocation):
         page = kubernetes_page_size(part.page_bytes)
         return {"bytes": part.size, "numaNodes": [part.numa_node], "pageSize": page}
@@ -163,72 +163,78 @@ def _data(record: AllocationRecord, part: CpuAllocation | MemoryAllocation, mach
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _ReportIndex:
     """Index of the container reports, built once for all claims."""
 
     ledger: Ledger
     users: Mapping[str, list[ContainerReport]]
     """The containers that name each claim, by claim UID. Rejected containers are included."""
-    intruders: frozenset[int]
+    intruded_cpus: frozenset[int]
     """CPUs that a container may use although they do not belong to its own claims."""
     node_reason: str
     """The ``node_reason`` argument to status_entries()."""
 
     @classmethod
-    def of(cls, ledger: Ledger, node_reason: str) -> "_Shown":
+    def of(cls, ledger: Ledger, node_reason: str) -> "_ReportIndex":
         users: defaultdict[str, list[ContainerReport]] = defaultdict(list)
-        beyond: set[frozenset[int]] = set()
+        unclaimed: set[frozenset[int]] = set()
         for report in ledger.containers:
             for uid in report.named_claims if report.alive else ():
                 users[uid].append(report)
             if report.alive and not report.refused and not report.unknown_claims:
-                own = own_cpus(report, ledger) if report.claims else frozenset[int]()
-                beyond.add(report.cpus - own if own else report.cpus)
-        return cls(ledger, users, frozenset().union(*beyond), node_reason)
+                claimed = claimed_cpus(report, ledger) if report.claims else frozenset[int]()
+                unclaimed.add(report.cpus - claimed if claimed else report.cpus)
+        return cls(ledger, users, frozenset().union(*unclaimed), node_reason)
 
     def enforced(self, record: AllocationRecord, part: CpuAllocation | MemoryAllocation) -> Condition:
         """Returns an allocation result's ``Enforced`` condition."""
         named = self.users.get(record.claim.uid, [])
-        running = [one for one in named if not one.refused and _uses(one, record, part.request) and one.cpus]
+        running = [
+            report for report in named if not report.refused and _uses(report, record, part.request) and report.cpus
+        ]
         if isinstance(part, CpuAllocation):
-            if fault := self._not_exclusive(part, running):
+            if fault := self._sharing_condition(part, running):
                 return fault
         else:
-            for one in running:
-                if (nodes := _nodes_of(one, self.ledger)) and not one.mems <= nodes:
-                    text = f"{_name(one)} may use memory on NUMA nodes {format_cpu_list(one.mems)}"
+            for report in running:
+                if (nodes := _nodes_of(report, self.ledger)) and not report.mems <= nodes:
+                    text = f"{_container_text(report)} may use memory on NUMA nodes {format_cpu_list(report.mems)}"
                     return Condition("False", "NUMANodesDiffer", text)
         if running:
-            return _exclusive(running, self.node_reason) if isinstance(part, CpuAllocation) else _BOUND
+            return _exclusive_condition(running, self.node_reason) if isinstance(part, CpuAllocation) else _BOUND
         # Any pod can name the claim in its environment. The rejection of another pod's container is not shown.
         pods = {pod.uid for pod in record.reserved_for}
-        if refused := [one for one in named if one.refused and one.pod_uid in pods]:
+        if refused := [report for report in named if report.refused and report.pod_uid in pods]:
             return Condition("False", "ContainerRefused", cut_answer(refused[-1].refused))
         return NO_CONTAINER
 
-    def _not_exclusive(self, part: CpuAllocation, running: Sequence[ContainerReport]) -> Condition | None:
+    def _sharing_condition(self, part: CpuAllocation, running: Sequence[ContainerReport]) -> Condition | None:
         # If the kernel isolates the CPUs, the cpusets of other containers do not matter. Before the claim's own
         # container has started there is no partition yet, so other containers may still be running on the claim's CPUs.
-        by_kernel = all(one.exclusivity in _BY_KERNEL for one in running)
-        if not by_kernel and (common := part.cpus & self.intruders):
+        by_kernel = all(report.exclusivity in _BY_KERNEL for report in running)
+        if not by_kernel and (common := part.cpus & self.intruded_cpus):
             text = f"other containers run on the claim's CPUs {format_cpu_list(common)}"
             return Condition("False", "NotExclusive", text)
-        for one in running:
-            if not one.cpus <= own_cpus(one, self.ledger) and not shares_pool(one, self.ledger):
-                return Condition("False", "CPUsDiffer", f"{_name(one)} runs on CPUs {format_cpu_list(one.cpus)}")
+        for report in running:
+            if not report.cpus <= claimed_cpus(report, self.ledger) and not shares_pool(report, self.ledger):
+                return Condition(
+                    "False", "CPUsDiffer", f"{_container_text(report)} runs on CPUs {format_cpu_list(report.cpus)}"
+                )
         return None
 
 
-def _exclusive(running: Sequence[ContainerReport], node_reason: str) -> Condition:
+def _exclusive_condition(running: Sequence[ContainerReport], node_reason: str) -> Condition:
     """Returns the condition that names the exclusivity mechanism and, for the shared pool, the reason for using it."""
-    if all(one.exclusivity in _BY_KERNEL for one in running):
+    if all(report.exclusivity in _BY_KERNEL for report in running):
         return Condition("True", "Exclusive", "the kernel keeps all other processes off these CPUs (cpuset partition)")
-    why = next(filter(None, (*(one.fallback_reason or one.pool_requested_by for one in running), node_reason)), "")
-    text = "the shared pool excludes these CPUs" + (f": {why}" if why else "")
+    reason = next(
+        filter(None, (*(report.fallback_reason or report.pool_requested_by for report in running), node_reason)), ""
+    )
+    text = "the shared pool excludes these CPUs" + (f": {reason}" if reason else "")
     return Condition("True", "Exclusive", cut_answer(text))
 
 
-def _name(report: ContainerReport) -> str:
+def _container_text(report: ContainerReport) -> str:
     return f"container {report.name} of pod {report.pod_namespace}/{report.pod_name}"
 
 

@@ -10,7 +10,7 @@ from numa_contract.reports import ContainerReport
 from dra_frontend.allocation.ledger import Ledger
 
 
-def _held(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationRecord, tuple[str, ...]]]:
+def _cpu_records(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationRecord, tuple[str, ...]]]:
     """Yields the records of a container's CPU claims, each with the subset of the claim's requests that the container
     uses.
     """
@@ -20,16 +20,16 @@ def _held(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationR
             yield record, use.requests or record.requests
 
 
-def own_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
+def claimed_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
     """Returns the CPUs of the container's claims; empty if the container does not use any CPU request and therefore
     runs in the shared pool.
     """
-    return frozenset().union(*(record.cpus_of(requests) for record, requests in _held(report, ledger)))
+    return frozenset().union(*(record.cpus_of(requests) for record, requests in _cpu_records(report, ledger)))
 
 
 def shares_pool(report: ContainerReport, ledger: Ledger) -> bool:
     """Returns True if the container also uses the shared pool (``cpuConfig.poolCPUs``)."""
-    return any(not record.pool_cpus.keys().isdisjoint(requests) for record, requests in _held(report, ledger))
+    return any(not record.pool_cpus.keys().isdisjoint(requests) for record, requests in _cpu_records(report, ledger))
 
 
 def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
@@ -38,14 +38,14 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
 
     The result is empty if the container has no CPUs of its own.
     """
-    found = own_cpus(report, ledger)
-    for record, requests in _held(report, ledger):
-        for beside in (record.pool_cpus[name] for name in requests if name in record.pool_cpus):
-            found |= beside.cpus - ledger.held_cpus(ignoring=record.claim.uid)
+    found = claimed_cpus(report, ledger)
+    for record, requests in _cpu_records(report, ledger):
+        for pool in (record.pool_cpus[name] for name in requests if name in record.pool_cpus):
+            found |= pool.cpus - ledger.held_cpus(ignoring=record.claim.uid)
     return found
 
 
-def use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
+def claimed_cpu_use(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
     """Returns the use of a claimed CPU as a key in ``numa_contract.state.words.USES``.
 
     ``exclusivity`` is the value reported for one of the claim's running containers, or "" if none is running.

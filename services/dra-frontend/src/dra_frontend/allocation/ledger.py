@@ -4,10 +4,10 @@
 A claim normally holds the resources in its file. Files can be damaged or deleted while containers are running, so three
 other sources keep resources from being allocated twice:
 
-  source       used for                                   contains
-  releasing    claims unprepared before containers exit   the record as of the release
-  containers   claims named by running containers         CPUs they are pinned to, hugepage limits
-  answered     lost claims found in the API server        bytes by memory device
+  source          used for                                   contains
+  releasing       claims unprepared before containers exit   the record as of the release
+  containers      claims named by running containers         CPUs they are pinned to, hugepage limits
+  lookup_results  lost claims found in the API server        bytes by memory device
 
 A claim is lost if the journal, a damaged file or a running container shows that it was prepared, but the claim has no
 readable record. The resources of a lost claim are unknown until one of these sources contains them.
@@ -44,13 +44,13 @@ class Ledger:
     containers: tuple[ContainerReport, ...] = ()
     absent: frozenset[ClaimKey] = frozenset()
     """Claims that were prepared and have not been released but have no file, so their devices are unknown."""
-    answered: Mapping[ClaimKey, Mapping[str, int]] = field(default_factory=dict)
+    lookup_results: Mapping[ClaimKey, Mapping[str, int]] = field(default_factory=dict)
     """For each lost claim, its bytes per memory device as reported by the API server; an empty mapping if the claim no
     longer exists.
     """
-    unlisted: bool = False
+    needs_listing: bool = False
     """True if there may be prepared claims that are in neither a file nor the journal, because both were lost."""
-    ended: frozenset[ClaimKey] = frozenset()
+    freed_elsewhere: frozenset[ClaimKey] = frozenset()
     """Claims that another instance has finished releasing. Reports from this instance's backend may predate the
     release.
 
@@ -73,7 +73,7 @@ class Ledger:
         """Readable records, ordered by driver and claim."""
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
-    def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
+    def _unfiled_uses(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
         """Returns (report, use, CPUs) for each claim that has no file but is used by a running container."""
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
@@ -96,19 +96,19 @@ class Ledger:
         container's report predates the end of the release.
         """
         damaged = [key for key, file in self.files.items() if file.record is None]
-        named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._strays()}
+        named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._unfiled_uses()}
         lost = dict.fromkeys((*self.absent, *damaged), "") | named
-        released = self.releasing.keys() | self.ended
+        released = self.releasing.keys() | self.freed_elsewhere
         return {key: namespace for key, namespace in lost.items() if key not in released}
 
-    def unanswered(self, driver: str, ignoring: str) -> list[str]:
+    def unresolved(self, driver: str, ignoring: str) -> list[str]:
         """Returns the sorted UIDs of a driver's lost claims whose resources are unknown, excluding the UID
         ``ignoring``.
 
         A claim's resources are known from the environment in its damaged file or from the API server's response. A
         pending or failed query is not enough.
         """
-        unknown = self.lost().keys() - self.files.keys() - self.answered.keys()
+        unknown = self.lost().keys() - self.files.keys() - self.lookup_results.keys()
         return sorted(uid for other, uid in unknown if other == driver and uid != ignoring)
 
     def _cpu_sources(self) -> Iterator[tuple[str, frozenset[int]]]:
@@ -118,7 +118,7 @@ class Ledger:
             for use in report.unknown_claims:
                 if report.alive:
                     yield use.uid, use.cpus
-        for _, use, cpus in self._strays():
+        for _, use, cpus in self._unfiled_uses():
             if use.driver == CPU_DRIVER:
                 yield use.uid, cpus
 
@@ -136,7 +136,7 @@ class Ledger:
         """Returns the CPUs held by claims other than the one with the UID ``ignoring``."""
         return frozenset().union(*[cpus for uid, cpus in self._cpu_sources() if uid != ignoring])
 
-    def seen_cpus(self, uid: str) -> dict[str, frozenset[int]]:
+    def observed_cpus(self, uid: str) -> dict[str, frozenset[int]]:
         """Returns, by request, the CPUs of a claim without a readable record; the key is "" if the request is unknown.
 
         The CPUs come from the claim's running containers and, for requests without a running container, from the
@@ -144,7 +144,7 @@ class Ledger:
         """
         seen: dict[str, frozenset[int]] = defaultdict(frozenset)
         pinned = [(r, use, use.cpus) for r in self.containers if r.alive and not r.refused for use in r.unknown_claims]
-        for _, use, cpus in pinned + self._strays():
+        for _, use, cpus in pinned + self._unfiled_uses():
             if (use.driver, use.uid) == (CPU_DRIVER, uid):
                 for request in use.requests or ("",):
                     seen[request] |= cpus
@@ -165,10 +165,10 @@ class Ledger:
         for file in (*self.files.values(), *self.releasing.values()):
             for device, size in file.memory.items() if file.uid != ignoring else ():
                 claimed[device] += size
-        for key in self.lost().keys() - self.files.keys() if lost and self.answered else ():
-            for device, size in self.answered.get(key, {}).items() if key[1] != ignoring else ():
+        for key in self.lost().keys() - self.files.keys() if lost and self.lookup_results else ():
+            for device, size in self.lookup_results.get(key, {}).items() if key[1] != ignoring else ():
                 claimed[device] += size
-        strays = {r.id: r for r, use, _ in self._strays() if self._counts_by_limits(use) and use.uid != ignoring}
+        strays = {r.id: r for r, use, _ in self._unfiled_uses() if self._counts_by_limits(use) and use.uid != ignoring}
         for report in strays.values():
             for device, size in _hugepages(report):
                 claimed[device] += size
@@ -178,7 +178,7 @@ class Ledger:
         """Returns True if the size of a claim without a file must be derived from its containers' hugepage limits, i.e.
         if it is a memory claim for which the API server has not reported a size.
         """
-        return use.driver == MEMORY_DRIVER and not self.answered.get((use.driver, use.uid))
+        return use.driver == MEMORY_DRIVER and not self.lookup_results.get((use.driver, use.uid))
 
     def protected_bytes(self, ignoring: str = "") -> dict[int, int]:
         """Returns the bytes that claims protect from reclaim, by NUMA node."""

@@ -20,7 +20,7 @@ from numa_contract.records import MemoryMount
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, Refused, Source
+from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, RefusedError, Source
 
 API_VERSION: Final = "v1alpha1"
 MAX_ENTRY_LENGTH: Final = 10 << 10
@@ -49,7 +49,7 @@ class Fields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True)
 
 
-def _written(group: type[Fields], name: str) -> str:
+def _manifest_key(group: type[Fields], name: str) -> str:
     """Returns a field's key in a manifest, such as ``coreType``."""
     return group.model_fields[name].alias or to_camel(name)
 
@@ -59,9 +59,9 @@ class Section(Fields):
 
     KEY: ClassVar[str]
     """The parameter section's key, a sibling of ``apiVersion``."""
-    ONCE: ClassVar[frozenset[str]] = frozenset()
+    PER_REQUEST_FIELDS: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
-    FORMER: ClassVar[tuple[FormerName, ...]] = ()
+    FORMER_NAMES: ClassVar[tuple[FormerName, ...]] = ()
     """Fields and values that were renamed, with their former and current names."""
 
     sharing: Literal["container", "pod"] | None = None
@@ -71,7 +71,7 @@ class Section(Fields):
     def _present_names(cls, fields: object) -> object:
         if not isinstance(fields, dict):
             return fields
-        present = replace_former_names(fields, cls.FORMER)
+        present = replace_former_names(fields, cls.FORMER_NAMES)
         if present.faults:
             raise ValueError(" ".join(present.faults[0]))
         return present.document
@@ -79,15 +79,15 @@ class Section(Fields):
     @classmethod
     def path(cls, name: str) -> str:
         """Returns a field's path as users write it, such as ``cpuConfig.coreType``."""
-        return f"{cls.KEY}.{_written(cls, name)}"
+        return f"{cls.KEY}.{_manifest_key(cls, name)}"
 
 
 class CpuConfig(Section):
     """The fields of ``cpuConfig``, which control how a request's CPUs are chosen and used."""
 
     KEY: ClassVar[str] = "cpuConfig"
-    ONCE: ClassVar[frozenset[str]] = frozenset({"cpuset"})
-    FORMER: ClassVar[tuple[FormerName, ...]] = FORMER_PARAMETERS
+    PER_REQUEST_FIELDS: ClassVar[frozenset[str]] = frozenset({"cpuset"})
+    FORMER_NAMES: ClassVar[tuple[FormerName, ...]] = FORMER_PARAMETERS
 
     cpuset: Annotated[str | None, BeforeValidator(cpu_list_text)] = None
     """CPU list as text. It is parsed only after the check that the field is allowed. YAML reads a single CPU as an
@@ -157,15 +157,15 @@ SetFields = dict[str, ParameterValue]
 """The fields set for one request, by their names in the model."""
 
 
-def refusal(source: Source, field: str, reason: str) -> Refused:
+def refusal(source: Source, field: str, reason: str) -> RefusedError:
     """Returns the error for a rejected parameter, naming its source and field."""
-    return Refused(f"parameters of {source.owner}: {field}: {reason}")
+    return RefusedError(f"parameters of {source.owner}: {field}: {reason}")
 
 
 def read_parameters(claim: ClaimView) -> dict[tuple[str, str], SetFields]:
     """Returns the parameters of each request that has an allocation result, by driver and full request name.
 
-    Raises Refused for an invalid entry, naming the first request to which it applies.
+    Raises RefusedError for an invalid entry, naming the first request to which it applies.
     """
     read: dict[int, Section] = {}
     set_fields: dict[tuple[str, str], SetFields] = {}
@@ -174,61 +174,61 @@ def read_parameters(claim: ClaimView) -> dict[tuple[str, str], SetFields]:
             set_fields[driver, result.request] = {}
             try:
                 for place in [n for n, config in enumerate(claim.configs) if config.applies_to(driver, result)]:
-                    section = read[place] = read.get(place) or _read(claim.configs[place])
-                    _add(set_fields[driver, result.request], section, claim.configs[place].source)
-            except Refused as error:
-                raise Refused(f"request {result.request}: {error}") from error
+                    section = read[place] = read.get(place) or _read_section(claim.configs[place])
+                    _add_fields(set_fields[driver, result.request], section, claim.configs[place].source)
+            except RefusedError as error:
+                raise RefusedError(f"request {result.request}: {error}") from error
     return set_fields
 
 
-def _add(set_fields: SetFields, section: Section, source: Source) -> None:
+def _add_fields(set_fields: SetFields, section: Section, source: Source) -> None:
     for name in type(section).model_fields:
         value = getattr(section, name)
         if value is None:
             continue
-        if name in section.ONCE and source is not Source.CLAIM:
+        if name in section.PER_REQUEST_FIELDS and source is not Source.CLAIM:
             raise refusal(source, section.path(name), "may only be set in the claim, not in a DeviceClass")
-        if name in section.ONCE and name in set_fields:
+        if name in section.PER_REQUEST_FIELDS and name in set_fields:
             raise refusal(source, section.path(name), "is set twice for the request")
         set_fields[name] = ParameterValue(value, source)
 
 
-def _read(config: OpaqueConfig) -> Section:
-    said, source, section = config.parameters, config.source, _SECTIONS[config.driver]
+def _read_section(config: OpaqueConfig) -> Section:
+    parameters, source, section = config.parameters, config.source, _SECTIONS[config.driver]
     known = ["apiVersion", section.KEY]
-    if not said:
+    if not parameters:
         return section()
-    if value_too_deep(said):
+    if value_too_deep(parameters):
         raise refusal(source, "entry", TOO_DEEP)
-    if _size(said) > MAX_ENTRY_LENGTH:
+    if _encoded_length(parameters) > MAX_ENTRY_LENGTH:
         raise refusal(source, "entry", f"has more than {MAX_ENTRY_LENGTH} characters")
-    for key in sorted(said.keys() & _OWNERS.keys() - {section.KEY}):
+    for key in sorted(parameters.keys() & _OWNERS.keys() - {section.KEY}):
         raise refusal(source, key, f"is for the driver {_OWNERS[key]}; {config.driver} accepts {section.KEY}")
-    for key in sorted(said.keys() - set(known)):
+    for key in sorted(parameters.keys() - set(known)):
         raise refusal(source, _key(key), _unknown(known))
-    version = said.get("apiVersion")
+    version = parameters.get("apiVersion")
     if version != API_VERSION:
         missing, wrong = f"is missing; it must be {API_VERSION!r}", f"input should be {API_VERSION!r}"
         raise refusal(source, "apiVersion", missing if version is None else f"{shown(version)}: {wrong}")
-    if section.KEY not in said:
+    if section.KEY not in parameters:
         raise refusal(source, section.KEY, "is missing")
     try:
-        return section.model_validate(said[section.KEY])
+        return section.model_validate(parameters[section.KEY])
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place = _place(section, said[section.KEY], first["loc"])
-        raise refusal(source, ".".join([section.KEY, *place]), _reason(section, first)) from error
+        path = _key_path(section, parameters[section.KEY], first["loc"])
+        raise refusal(source, ".".join([section.KEY, *path]), _reason(section, first)) from error
 
 
-def _place(section: type[Section], fields: Any, location: Sequence[int | str]) -> list[str]:
+def _key_path(section: type[Section], fields: Any, location: Sequence[int | str]) -> list[str]:
     """Returns the key path of the invalid field. If the user wrote a field's former name, the path contains that
     name.
     """
-    former = replace_former_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
+    former = replace_former_names(fields, section.FORMER_NAMES).former if isinstance(fields, dict) else {}
     return [_key(former.get(str(key), key)) for key in location]
 
 
-def _size(parameters: Mapping[str, Any]) -> int:
+def _encoded_length(parameters: Mapping[str, Any]) -> int:
     try:
         return len(json.dumps(parameters, separators=(",", ":"), ensure_ascii=False))
     except ValueError:
@@ -246,7 +246,7 @@ def _unknown(known: Sequence[str]) -> str:
 def _reason(section: type[Section], fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         group = MountConfig if len(fault["loc"]) > 1 else section  # The only nested group is ``mount``.
-        return _unknown([_written(group, name) for name in group.model_fields])
+        return _unknown([_manifest_key(group, name) for name in group.model_fields])
     if fault["type"] == "missing":
         return "is missing"
     if fault["type"] == "model_type":

@@ -63,7 +63,7 @@ class PoolOutcome:
     """The result of resizing one pool."""
 
     pages: int = 0
-    grown: bool = False
+    growth_requested: bool = False
     """True if more pages were requested."""
     problem: str = ""
     helper_silent: bool = False
@@ -74,30 +74,30 @@ def pool_target(
     pool: str, device: MemoryDevice, waiting: dict[str, WaitingClaim], ledger: Ledger, config: Config
 ) -> PoolTarget:
     """Returns the number of pages that a device's pool must have for records, waiting claims and the reserve."""
-    asked = tuple(
-        (uid, one, size)
+    waiting_results = tuple(
+        (uid, result, size)
         for uid, claim in waiting.items()
-        for one, size in claim.sizes
-        if (one.pool, one.device) == (pool, device.name)
+        for result, size in claim.sizes
+        if (result.pool, result.device) == (pool, device.name)
     )
-    held = ledger.claimed_bytes().get(device.name, 0) + device.kept
-    needed = -(-(held + sum(size for _, _, size in asked)) // device.page_bytes)
+    held = ledger.claimed_bytes().get(device.name, 0) + device.reserved_bytes
+    needed = -(-(held + sum(size for _, _, size in waiting_results)) // device.page_bytes)
     limit = config.pages_on_demand(device.numa_node, device.page_bytes)
-    return PoolTarget(device, asked, held, needed, limit, may_shrink=not has_unknown_pages(ledger))
+    return PoolTarget(device, waiting_results, held, needed, limit, may_shrink=not has_unknown_pages(ledger))
 
 
-def shares(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str, str]]:
+def page_problems(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str, str]]:
     """Yields, for each waiting result, the key of its ``status.devices`` entry, its claim's UID, and the reason why its
     pages do not exist yet, or "" if they exist.
     """
     left = outcome.pages * target.device.page_bytes - target.held
-    short = f"the kernel has allocated {outcome.pages} of {target.needed} pages of {target.device.name}"
-    for uid, one, size in target.waiting:
-        key = Key(MEMORY_DRIVER, one.pool, one.device, one.share_id or "")
-        yield key, uid, "" if size <= left else outcome.problem or short
+    shortfall = f"the kernel has allocated {outcome.pages} of {target.needed} pages of {target.device.name}"
+    for uid, result, size in target.waiting:
+        key = Key(MEMORY_DRIVER, result.pool, result.device, result.share_id or "")
+        yield key, uid, "" if size <= left else outcome.problem or shortfall
         left -= size if size <= left else 0
 
 
 def has_unknown_pages(ledger: Ledger) -> bool:
     """Returns True if some pages may belong to a claim whose record was lost."""
-    return ledger.unlisted or bool(ledger.unanswered(MEMORY_DRIVER, ignoring=""))
+    return ledger.needs_listing or bool(ledger.unresolved(MEMORY_DRIVER, ignoring=""))

@@ -18,9 +18,8 @@ from numa_contract.errors import shown
 from numa_node.backoff import Backoff
 from numa_node.log import RateLimitedLog
 
-from dra_frontend.api_server.answers import metadata_of_list, read_event, read_list, read_object
 from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, MAX_WATCH_SECONDS, WATCH_SECONDS, Connection
-from dra_frontend.api_server.credentials import Load
+from dra_frontend.api_server.credentials import ConfigurationLoader
 from dra_frontend.api_server.errors import (
     ConflictError,
     KubeError,
@@ -30,6 +29,7 @@ from dra_frontend.api_server.errors import (
     UnreadableError,
 )
 from dra_frontend.api_server.requests import Call, Document, Pace
+from dra_frontend.api_server.responses import metadata_of_list, read_event, read_list, read_object
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _DRIVER_NAME: Final = re.compile(r"[a-z0-9.-]{1,63}", re.ASCII)
 
 
 @asynccontextmanager
-async def connect(load: Load, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator["KubeClient"]:
+async def connect(load: ConfigurationLoader, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator["KubeClient"]:
     """Reads the address and credentials with ``load``, and closes all connections on exit. Raises KubeConfigError."""
     connection = Connection(load, call_seconds)
     try:
@@ -72,9 +72,9 @@ class KubeClient:
     written. Since Kubernetes 1.34, lists without a resourceVersion are served from the server's cache (KEP-2340).
     """
 
-    def __init__(self, connection: Connection, most_listed: int = MAX_LISTED) -> None:
+    def __init__(self, connection: Connection, max_listed: int = MAX_LISTED) -> None:
         self._connection = connection
-        self._most_listed = most_listed
+        self._max_listed = max_listed
         self._pace = Pace()
         # A node should list its slices only a few times a minute, no matter how the server responds. Both drivers share
         # this limit.
@@ -100,10 +100,10 @@ class KubeClient:
         call, loop = Call("get", _RESOURCES, "resourceclaims", name, namespace), asyncio.get_running_loop()
         waits: Backoff | None = None
         while True:
-            await self._pace.turn()
-            began = loop.time()
+            await self._pace.acquire()
+            start = loop.time()
             try:
-                data = await self._connection.ask(call, max(patience, _LAST_SECONDS))
+                data = await self._connection.execute(call, max(patience, _LAST_SECONDS))
                 document = read_object(call, data, "ResourceClaim")
                 for observe in self.claim_observers:
                     loop.call_soon(observe, document)
@@ -112,7 +112,7 @@ class KubeClient:
                 return None
             except (UnavailableError, ConflictError) as error:
                 waits = waits or Backoff(0.25, 4.0)
-                patience -= loop.time() - began
+                patience -= loop.time() - start
                 if patience < 2 * _LAST_SECONDS or not error.retriable:
                     raise
                 wait = min(max(waits.next(), error.retry_after), patience - _LAST_SECONDS)
@@ -125,7 +125,7 @@ class KubeClient:
         """
         call = Call("get", _RESOURCES, "deviceclasses", name)
         with suppress(NotFoundError):
-            return read_object(call, await self._ask(call), "DeviceClass")
+            return read_object(call, await self._execute(call), "DeviceClass")
         return None
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[Document, None]:
@@ -171,16 +171,16 @@ class KubeClient:
                     yield document
 
     async def _pages(
-        self, base: Call, kind: str, pace: Pace, later: Pace | None = None
+        self, base: Call, kind: str, pace: Pace, later_pace: Pace | None = None
     ) -> AsyncGenerator[tuple[list[Document], Document], None]:
         """Yields the items and the metadata of each page in a list.
 
-        ``pace`` throttles the first request, and ``later`` (if given) all subsequent ones. A page that is too large is
-        requested again in smaller pages, and a single object that is too large is skipped. If the server keeps
+        ``pace`` throttles the first request, and ``later_pace`` (if given) all subsequent ones. A page that is too
+        large is requested again in smaller pages, and a single object that is too large is skipped. If the server keeps
         announcing another page, an error is raised: the number of items, the total time and the length of continue
         tokens are limited, and a repeated token is refused.
         """
-        page, token, seen, left = _PAGE, "", set[str](), self._most_listed
+        page, token, seen, left = _PAGE, "", set[str](), self._max_listed
         clock = asyncio.get_running_loop().time
         end = clock() + _LIST_SECONDS
         while left > 0 and clock() <= end:
@@ -189,9 +189,9 @@ class KubeClient:
             try:
                 # Pages are parsed in a thread, because parsing documents written by users may take a second and would
                 # block the event loop.
-                items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call, pace), kind)
+                items, metadata = await asyncio.to_thread(read_list, call, await self._execute(call, pace), kind)
             except TooLargeError as error:
-                pace = later or pace
+                pace = later_pace or pace
                 if page > 1:
                     page = max(1, page // 4)
                     continue
@@ -202,21 +202,21 @@ class KubeClient:
                 items, metadata = [], known
             yield items, metadata
             left -= page
-            pace, page = later or pace, min(4 * page, _PAGE)
+            pace, page = later_pace or pace, min(4 * page, _PAGE)
             token = _next_token(call, metadata, seen)
             if not token:
                 return
             seen.add(token)
-        limits = f"{self._most_listed} items or {_LIST_SECONDS:.0f} s"
+        limits = f"{self._max_listed} items or {_LIST_SECONDS:.0f} s"
         raise UnavailableError(base.operation, f"the list is not complete after {limits}; is this an API server?")
 
     async def watch_labelled_claims(
         self, label: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, Document], None]:
         """Yields changes to labelled claims in the same form as :meth:`watch_slices`."""
-        query = {"labelSelector": f"{label}=true"} | _watching(resource_version)
+        query = {"labelSelector": f"{label}=true"} | _watch_options(resource_version)
         call = Call("watch", _RESOURCES, "resourceclaims", query=query)
-        await self._pace.turn()
+        await self._pace.acquire()
         async with aclosing(self._events(call, "ResourceClaim")) as events:
             async for event in events:
                 yield event
@@ -234,7 +234,7 @@ class KubeClient:
         query = {"fieldManager": manager, "force": "true"}
         body["status"] = {"devices": list(devices)}
         call = Call("patch", _RESOURCES, "resourceclaims/status", name, namespace, query, body)
-        return read_object(call, await self._ask(call), "ResourceClaim")
+        return read_object(call, await self._execute(call), "ResourceClaim")
 
     async def get_node(self, name: str) -> Document:
         """Returns the Node. Raises NotFoundError if the Node does not exist, i.e. before the kubelet has registered
@@ -242,7 +242,7 @@ class KubeClient:
         """
         call = Call("get", "", "nodes", name)
         try:
-            return read_object(call, await self._ask(call), "Node")
+            return read_object(call, await self._execute(call), "Node")
         except NotFoundError as error:
             raise NotFoundError(call.operation, "no such node; the kubelet has not registered it") from error
 
@@ -257,8 +257,8 @@ class KubeClient:
                 found += items
                 version = version or str(metadata.get("resourceVersion") or "")
                 if len(found) > MAX_SLICES:
-                    most = f"{driver} has more than {MAX_SLICES} slices on {node_name}"
-                    detail = f"{most}; delete those not created by this driver"
+                    limit_text = f"{driver} has more than {MAX_SLICES} slices on {node_name}"
+                    detail = f"{limit_text}; delete those not created by this driver"
                     raise KubeError(call.operation, detail)
         return found, version
 
@@ -271,8 +271,8 @@ class KubeClient:
         Raises WatchExpiredError if the version is too old and the slices must be listed again, or another KubeError if
         the stream breaks.
         """
-        call = Call("watch", *_SLICES, query=_selector(driver, node_name) | _watching(resource_version))
-        await self._pace.turn()
+        call = Call("watch", *_SLICES, query=_selector(driver, node_name) | _watch_options(resource_version))
+        await self._pace.acquire()
         async with aclosing(self._events(call, "ResourceSlice")) as events:
             async for event in events:
                 yield event
@@ -282,14 +282,14 @@ class KubeClient:
         nothing.
         """
         call = Call("create", *_SLICES, query={"dryRun": "All"} if dry_run else {}, body=document)
-        return read_object(call, await self._ask(call), "ResourceSlice")
+        return read_object(call, await self._execute(call), "ResourceSlice")
 
     async def replace_slice(self, document: Document) -> Document:
         """Updates a ResourceSlice. Raises ConflictError if the slice has changed since the document's
         resourceVersion.
         """
         call = Call("update", *_SLICES, document["metadata"]["name"], body=document)
-        return read_object(call, await self._ask(call), "ResourceSlice")
+        return read_object(call, await self._execute(call), "ResourceSlice")
 
     async def delete_slice(self, name: str, uid: str, resource_version: str) -> None:
         """Deletes a slice. Succeeds if the slice no longer exists. Raises ConflictError if the given UID or resource
@@ -298,12 +298,12 @@ class KubeClient:
         preconditions = {"uid": uid, "resourceVersion": resource_version}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
         with suppress(NotFoundError):
-            await self._ask(Call("delete", *_SLICES, name, body=body))
+            await self._execute(Call("delete", *_SLICES, name, body=body))
 
     async def create_event(self, document: Document) -> Document:
         """Creates an events.k8s.io/v1 Event. Raises ConflictError if an Event with that name already exists."""
         call = Call("create", "events.k8s.io", "events", namespace=document["metadata"]["namespace"], body=document)
-        return read_object(call, await self._ask(call, self._event_pace), "Event")
+        return read_object(call, await self._execute(call, self._event_pace), "Event")
 
     async def patch_event(self, namespace: str, name: str, patch: Document) -> Document:
         """Applies a merge patch to an Event and returns the Event.
@@ -311,7 +311,7 @@ class KubeClient:
         Raises NotFoundError, or ConflictError if the patch's resourceVersion is not the Event's current one.
         """
         call = Call("patch", "events.k8s.io", "events", name, namespace, body=patch, merge=True)
-        return read_object(call, await self._ask(call, self._event_pace), "Event")
+        return read_object(call, await self._execute(call, self._event_pace), "Event")
 
     async def _events(self, call: Call, kind: str) -> AsyncGenerator[tuple[str, Document], None]:
         """Yields a watch's events. Events with a malformed object are skipped, as in lists."""
@@ -325,10 +325,10 @@ class KubeClient:
                     continue
                 yield event
 
-    async def _ask(self, call: Call, pace: Pace | None = None) -> bytes:
+    async def _execute(self, call: Call, pace: Pace | None = None) -> bytes:
         # The call's time limit does not include the wait for the rate limit, since the server does not cause that wait.
-        await (pace or self._pace).turn()
-        return await self._connection.ask(call)
+        await (pace or self._pace).acquire()
+        return await self._connection.execute(call)
 
 
 def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
@@ -343,7 +343,7 @@ def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
     return token
 
 
-def _watching(version: str) -> dict[str, str]:
+def _watch_options(version: str) -> dict[str, str]:
     # The timeout is random, so that a cluster's nodes do not all restart their watches at the same time after a server
     # restart.
     seconds = random.randint(WATCH_SECONDS, MAX_WATCH_SECONDS)  # noqa: S311 - guards nothing

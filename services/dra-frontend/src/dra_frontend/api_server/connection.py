@@ -12,8 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from numa_contract.errors import shown
 
-from dra_frontend.api_server.answers import MAX_BYTES, is_event, read_status, translate
-from dra_frontend.api_server.credentials import Load, read_configuration
+from dra_frontend.api_server.credentials import ConfigurationLoader, read_configuration
 from dra_frontend.api_server.errors import (
     InvalidError,
     KubeConfigError,
@@ -23,6 +22,7 @@ from dra_frontend.api_server.errors import (
 )
 from dra_frontend.api_server.library import ApiClient, Configuration
 from dra_frontend.api_server.requests import Call
+from dra_frontend.api_server.responses import MAX_BYTES, is_event, read_status, response_error
 
 # The kubelet allows Prepare 45 s. A call that fails after 10 s leaves time to retry, or to report the reason.
 CALL_SECONDS: Final = 10.0
@@ -86,7 +86,7 @@ class Connection:
 
     def __init__(
         self,
-        load: Load,
+        load: ConfigurationLoader,
         call_seconds: float = CALL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         watch_seconds: float = MAX_WATCH_SECONDS + _SILENCE_SECONDS,
@@ -125,13 +125,13 @@ class Connection:
         for client in self._clients:
             await client.close()
 
-    async def ask(self, call: Call, seconds: float | None = None) -> bytes:
+    async def execute(self, call: Call, seconds: float | None = None) -> bytes:
         """Sends a call and returns the body of the successful response. ``seconds`` may shorten the connection's time
         limit.
         """
         seconds = self._call_seconds if seconds is None else min(seconds, self._call_seconds)
         try:
-            async with asyncio.timeout(seconds), self._answered(call, _CALL_LIMITS) as response:
+            async with asyncio.timeout(seconds), self._response(call, _CALL_LIMITS) as response:
                 return await _body(call, response)
         except TimeoutError as error:
             raise UnavailableError(call.operation, f"no response within {seconds:.3g} s") from error
@@ -140,7 +140,7 @@ class Connection:
         """Yields the lines of an endless response. Drops an incomplete last line. Skips an event that is too long,
         since the object's author controls the event's length.
         """
-        async with self._answered(call, self._watch_limits) as response:
+        async with self._response(call, self._watch_limits) as response:
             # readline() would copy the incomplete line for each received chunk, and a chunk may be only a few bytes.
             line, skipped = bytearray(), 0
             async for piece in response.content.iter_any():
@@ -156,15 +156,15 @@ class Connection:
                         raise TooLargeError(call.operation, f"an event is larger than {MAX_BYTES} bytes")
                     line.clear()
 
-    async def authorization(self, refused: str | None = "") -> str | None:
+    async def authorization(self, rejected: str | None = "") -> str | None:
         """Returns the Authorization header, or None if only client certificates are used.
 
-        The header is read again if it is more than a minute old, or if it equals ``refused``, the header that the
+        The header is read again if it is more than a minute old, or if it equals ``rejected``, the header that the
         server did not accept.
         """
-        if self._is_due(refused):  # one caller reads the token; other callers use the old token unless it was refused
+        if self._is_due(rejected):  # one caller reads the token; other callers use the old token unless it was refused
             async with self._reading:
-                if self._is_due(refused):
+                if self._is_due(rejected):
                     # A read may fail while the kubelet replaces the token's symlink, or when only one of a
                     # certificate's two files has been replaced. A later call retries: after a minute, or earlier if the
                     # server refuses the token.
@@ -176,11 +176,11 @@ class Connection:
     def _token(self) -> str | None:
         return self._clients[0].configuration.api_key.get("BearerToken")
 
-    def _is_due(self, refused: str | None) -> bool:
-        return self._clock() - self._read_at >= TOKEN_SECONDS or self._token == refused
+    def _is_due(self, rejected: str | None) -> bool:
+        return self._clock() - self._read_at >= TOKEN_SECONDS or self._token == rejected
 
     @asynccontextmanager
-    async def _answered(self, call: Call, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _response(self, call: Call, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yields the response to a call. Raises KubeError if the response is unsuccessful or the connection breaks."""
         response = None
         try:
@@ -190,7 +190,7 @@ class Connection:
                 response.release()
                 response = await self._send(call, limits)
             if not 200 <= response.status < 300:
-                raise translate(call, response.status, read_status(await _body(call, response)), response.headers)
+                raise response_error(call, response.status, read_status(await _body(call, response)), response.headers)
             if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
                 raise UnavailableError(
                     call.operation, f"the response is compressed ({shown(coding)}), which was not requested"

@@ -18,13 +18,13 @@ _UNREADABLE: Final = (
 )
 
 
-Load = Callable[[Configuration], None]
+ConfigurationLoader = Callable[[Configuration], None]
 """A function that writes the address and credentials to a configuration. It blocks, and it raises KubeConfigError."""
 _CONNECTIONS: Final = 16
 """Maximum number of simultaneous connections to the server."""
 
 
-def read_configuration(load: Load) -> tuple[Configuration, object]:
+def read_configuration(load: ConfigurationLoader) -> tuple[Configuration, object]:
     """Returns the configuration, and a value that changes whenever the server, its CA bundle or the client certificate
     changes.
     """
@@ -46,7 +46,7 @@ def _stamp(path: str | None) -> object:
     return path, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def kubeconfig(path: str) -> Load:
+def kubeconfig(path: str) -> ConfigurationLoader:
     """Returns a function that reads a kubeconfig file's current context: tokens, token files, certificates, exec
     plugins.
 
@@ -65,7 +65,7 @@ def kubeconfig(path: str) -> Load:
     return load if path else in_cluster()
 
 
-def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_ACCOUNT) -> Load:
+def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_ACCOUNT) -> ConfigurationLoader:
     """Returns a function that reads a pod's service account: the address from the environment, the CA and token from a
     directory.
     """
@@ -76,9 +76,9 @@ def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_
         try:
             InClusterConfigLoader(*files, try_refresh_token=False, **more).load_and_set(configuration)
         except _UNREADABLE as error:
-            why = _message(error).rstrip(".")
+            reason = _message(error).rstrip(".")
             remedy = f"mount the pod's service account token at {folder} (the chart's token volume), or set kubeconfig"
-            raise KubeConfigError("read the pod's service account", f"{why}; {remedy}") from error
+            raise KubeConfigError("read the pod's service account", f"{reason}; {remedy}") from error
 
     return load
 

@@ -27,30 +27,30 @@ class NamespaceFailures:
     """Returns the pause in seconds after the given number of failures (at least one)."""
     _clock: Callable[[], float]
     _failing: dict[str, _Failing] = field(default_factory=dict)
-    _in_a_row: set[str] = field(default_factory=set)
+    _consecutive: set[str] = field(default_factory=set)
 
-    def postponed(self, namespace: str) -> bool:
+    def is_postponed(self, namespace: str) -> bool:
         """Returns True if writes in a namespace must wait."""
         failing = self._failing.get(namespace)
         return failing is not None and failing.until > self._clock()
 
-    def fail(self, namespace: str, least: float = 0.0) -> bool:
+    def record_failure(self, namespace: str, minimum: float = 0.0) -> bool:
         """Postpones writes in a namespace. Returns True if writes in other namespaces would probably also fail."""
         failing = self._failing.setdefault(namespace, _Failing())
         failing.failures += 1
-        failing.until = self._clock() + max(self._pause(failing.failures), least)
-        self._in_a_row.add(namespace)
-        return len(self._in_a_row) >= MAX_FAILING_NAMESPACES
+        failing.until = self._clock() + max(self._pause(failing.failures), minimum)
+        self._consecutive.add(namespace)
+        return len(self._consecutive) >= MAX_FAILING_NAMESPACES
 
-    def succeed(self, namespace: str) -> None:
+    def record_success(self, namespace: str) -> None:
         """Ends a namespace's pause, and resets the count of consecutive failures."""
         self._failing.pop(namespace, None)
-        self._in_a_row.clear()
+        self._consecutive.clear()
 
-    def begin(self) -> None:
+    def begin_round(self) -> None:
         """Resets the count of consecutive failures."""
-        self._in_a_row.clear()
+        self._consecutive.clear()
 
-    def keep(self, namespaces: Collection[str]) -> None:
+    def retain(self, namespaces: Collection[str]) -> None:
         """Forgets all namespaces that are not in ``namespaces``."""
         self._failing = {name: one for name, one in self._failing.items() if name in namespaces}

@@ -64,23 +64,23 @@ async def _read_all(
 ) -> None:
     """Reads the wanted devices that are not in ``found`` yet, and adds their attributes to it. Raises KubeError."""
     # The node's own slices are read first, because there are only a few. Network-attached devices may have many slices.
-    for place in (node, ""):
+    for node_name in (node, ""):
         for driver in sorted({driver for driver, _, _ in wanted - found.keys()}):
             missing = frozenset(key for key in wanted - found.keys() if key[0] == driver)
-            found |= await _read(source, driver, place, missing)
+            found |= await _read(source, driver, node_name, missing)
 
 
 async def _read(
-    source: SliceSource, driver: str, place: str, wanted: frozenset[Key]
+    source: SliceSource, driver: str, node_name: str, wanted: frozenset[Key]
 ) -> dict[Key, Mapping[str, Values]]:
     pools = {pool for _, pool, _ in wanted}
     documents, seen = [], 0
-    async with aclosing(source.list_slices_of(driver, place)) as listed:
+    async with aclosing(source.list_slices_of(driver, node_name)) as listed:
         async for document in listed:
             seen += 1
             if seen > _MAX_SLICES:
-                where = f"on node {place}" if place else "that are not specific to one node"
-                raise KubeError("list resourceslices", f"{driver} has more than {_MAX_SLICES} slices {where}")
+                scope = f"on node {node_name}" if node_name else "that are not specific to one node"
+                raise KubeError("list resourceslices", f"{driver} has more than {_MAX_SLICES} slices {scope}")
             if document["spec"]["pool"]["name"] in pools:
                 documents.append(document)
     return read_attributes(documents, wanted)

@@ -91,7 +91,7 @@ class Pace:
         self._at = now
         return max(0.0, -self._tokens / self._rate)
 
-    async def turn(self) -> None:
+    async def acquire(self) -> None:
         """Waits for a token. A cancelled wait returns its token."""
         if not (wait := self.take()):
             return

@@ -42,7 +42,7 @@ from pydantic import ValidationError
 
 # Fields that are required to determine which claims' CPUs a container uses. A report in which any other field is
 # unreadable is still used.
-_NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
+_REQUIRED_FIELDS: Final = frozenset({"id", "claims", "unknownClaims"})
 _KIND: Final = "backend state"
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MANAGERS: Final = ("cpu", "memory")
@@ -55,12 +55,12 @@ _BY_POOL: Final = (
     "CPU claims on this node are enforced by the shared pool instead of by the kernel with cpuset partitions: {}"
 )
 _BESIDE_DAEMONS: Final = "; host daemons may run on claimed CPUs"
-_REFUSED: Final = "CPU claims for a single container are refused on this node: {} (cpuExclusivity: partition)"
-_OBSERVES: Final = (
+_REFUSED_NOTICE: Final = "CPU claims for a single container are refused on this node: {} (cpuExclusivity: partition)"
+_OBSERVE_NOTICE: Final = (
     "enforcement is observe: nothing on this node is changed, and claims are refused; {} (status.observation of "
     "GET /v1/backend); set enforcement: enforce in driverConfig"
 )
-_NO_RESERVE: Final = (
+_NO_RESERVE_NOTICE: Final = (
     "reservedCPUs is empty: claims may be allocated all CPUs except withheldCPUs, including those "
     "on which the kubelet, the runtime and host daemons run; set reservedCPUs in driverConfig (docs/node-tuning.md)"
 )
@@ -136,10 +136,10 @@ def _read_report(document: Any) -> ContainerReport:
         try:
             return ContainerReport.model_validate(document)
         except ValidationError as error:
-            bad = {str(one["loc"][0]) for one in error.errors(include_url=False) if one["loc"]}
-            if not isinstance(document, dict) or bad & _NEEDED:
+            unreadable = {str(one["loc"][0]) for one in error.errors(include_url=False) if one["loc"]}
+            if not isinstance(document, dict) or unreadable & _REQUIRED_FIELDS:
                 raise
-            left = {key: value for key, value in document.items() if key not in bad}
+            left = {key: value for key, value in document.items() if key not in unreadable}
             return ContainerReport.model_validate({"name": "", "podUid": "", "podNamespace": "", "podName": ""} | left)
     except ValidationError as error:
         raise MalformedError("container report", str(_id(document)), _reason(error)) from error
@@ -149,7 +149,7 @@ def _id(document: Any) -> object:
     return document.get("id") if isinstance(document, dict) else None
 
 
-class Sent(NamedTuple):
+class SentReport(NamedTuple):
     """Size and hash of a report as sent by the backend."""
 
     size: int
@@ -168,9 +168,9 @@ class ContainerReports:
     """
     unreadable: dict[str, str] = field(default_factory=dict)
     """Reasons why reports could not be parsed, by ID."""
-    sent: dict[str, Sent] = field(default_factory=dict)
+    sent: dict[str, SentReport] = field(default_factory=dict)
     """Sizes and hashes of all reports, including unreadable ones, in the backend's order."""
-    _named: bool = True
+    _all_have_ids: bool = True
     """True if each report has a unique ID, so that changes can be merged."""
 
     def replaced(self, documents: Iterable[Any]) -> "ContainerReports":
@@ -178,8 +178,8 @@ class ContainerReports:
         result, documents = ContainerReports(), list(documents)
         for document in documents:
             result._read(document, self)
-        named = sum(isinstance(_id(document), str) for document in documents)
-        result._named = len(documents) == len(result.sent) == named
+        all_have_ids = sum(isinstance(_id(document), str) for document in documents)
+        result._all_have_ids = len(documents) == len(result.sent) == all_have_ids
         return result
 
     def merged(self, changes: Changes) -> "ContainerReports | None":
@@ -191,7 +191,7 @@ class ContainerReports:
             result._remove(key)
         for document in changes.containers:
             result._read(document, self)
-        if not self._named or not len(result.sent) == changes.total <= MAX_REPORTS:
+        if not self._all_have_ids or not len(result.sent) == changes.total <= MAX_REPORTS:
             return None
         if sum(one.size + 1 for one in result.sent.values()) > MAX_STATE_BYTES:
             return None
@@ -204,7 +204,7 @@ class ContainerReports:
         key = str(_id(document))
         report: ContainerReport | None
         known, data = before.by_id.get(key), _encode(document).encode()
-        sent = Sent(len(data), blake2b(data, digest_size=16).digest())
+        sent = SentReport(len(data), blake2b(data, digest_size=16).digest())
         self.unreadable.pop(key, None)
         try:
             # Nearly all reports are unchanged, and comparing hashes takes a tenth of the time that parsing takes.
@@ -239,8 +239,8 @@ class BackendView:
     """
     unreadable: str = ""
     """Reason why a report could not be parsed, or "" if all reports could be parsed."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that :meth:`changed` sets and replaces."""
+    change_event: asyncio.Event = field(default_factory=asyncio.Event)
+    """Event that :meth:`notify_change` sets and replaces."""
     _reports: ContainerReports = field(default_factory=ContainerReports)
     _renewed: float = 0.0
 
@@ -249,7 +249,7 @@ class BackendView:
 
         Ignores a report that arrives after a newer one.
         """
-        if self._is_overtaken(status):
+        if self._is_outdated(status):
             return
         if self.status is None or self.status.instance != status.instance:
             self.generation = 0
@@ -257,7 +257,7 @@ class BackendView:
             status = _with_measurements(status, self.status)
         self.status = status
         self._renewed = self.clock()
-        if (found := self._found(status, reports)) is not None:
+        if (found := self._merged_reports(status, reports)) is not None:
             self._store(found)
             self.generation = status.generation
         self.complete = self.generation == status.generation > 0
@@ -268,14 +268,16 @@ class BackendView:
             _log.error("cannot parse backend report", extra={"error": unreadable})
         self._reports, self.containers, self.unreadable = reports, reports.by_id, unreadable
 
-    def _found(self, status: BackendStatus, reports: Iterable[Any] | Changes | None) -> ContainerReports | None:
+    def _merged_reports(
+        self, status: BackendStatus, reports: Iterable[Any] | Changes | None
+    ) -> ContainerReports | None:
         """Returns the reports of all containers, or None if no reports were sent or the changes cannot be merged."""
         if not isinstance(reports, Changes):
             return None if reports is None else self._reports.replaced(reports)
-        fits = 0 < self.generation == reports.since < status.generation
-        return self._reports.merged(reports) if fits else None
+        applicable = 0 < self.generation == reports.since < status.generation
+        return self._reports.merged(reports) if applicable else None
 
-    def _is_overtaken(self, status: BackendStatus) -> bool:
+    def _is_outdated(self, status: BackendStatus) -> bool:
         """Returns True if a report is older than the last one but arrived after it, on an older connection.
 
         Once the lease has expired, any report is accepted: if it were not, a report with a future timestamp would block
@@ -286,10 +288,10 @@ class BackendView:
         last = self.status.reported_at
         return last is not None and status.reported_at is not None and status.reported_at < last
 
-    def changed(self) -> None:
+    def notify_change(self) -> None:
         """Wakes all tasks that are waiting for a change to the lease or the reports."""
-        self.news.set()
-        self.news = asyncio.Event()
+        self.change_event.set()
+        self.change_event = asyncio.Event()
 
     @property
     def age(self) -> float | None:
@@ -325,9 +327,9 @@ class BackendView:
         """Reason why no claim may currently be prepared, or None if this or another backend on the node is enforcing
         claims.
         """
-        own = self.own_fault
-        if own or self.status is None or self.status.enforced:
-            return own
+        own_fault = self.own_fault
+        if own_fault or self.status is None or self.status.enforced:
+            return own_fault
         text = (
             "no nri-backend enforces claims on this node: the one that holds the lock is not reporting or has lost its "
             "connection to the container runtime; a standby takes over within seconds"
@@ -353,7 +355,7 @@ class BackendView:
         return tuple(found)
 
     @property
-    def configured(self) -> tuple[Notice, ...]:
+    def configuration_notices(self) -> tuple[Notice, ...]:
         """Consequences of the configuration that operators should know about. They apply even if the backend has not
         reported.
         """
@@ -361,16 +363,16 @@ class BackendView:
         if self.config.observes:
             seen = self.status.observation if self.status is not None else None
             total = f"{seen.total} files would change" if seen else "the files to change have not been reported yet"
-            found.append(Notice(code=StatusCode.OBSERVE_MODE, text=_OBSERVES.format(total)))
+            found.append(Notice(code=StatusCode.OBSERVE_MODE, text=_OBSERVE_NOTICE.format(total)))
         if not self.config.reserved_cpus:
-            found.append(Notice(code=StatusCode.NO_RESERVED_CPUS, text=_NO_RESERVE))
+            found.append(Notice(code=StatusCode.NO_RESERVED_CPUS, text=_NO_RESERVE_NOTICE))
         found += [Notice(code=StatusCode.SETTING_RENAMED, text=text) for text in self.config.former_names]
         return tuple(found)
 
     def _no_partitions(self, reason: str) -> str:
         """Returns the consequences for this node if its backend cannot create partitions."""
         if self.config.cpu_exclusivity == "partition":
-            return _REFUSED.format(reason)
+            return _REFUSED_NOTICE.format(reason)
         return _BY_POOL.format(reason) + ("" if self.config.host_slices else _BESIDE_DAEMONS)
 
     @property

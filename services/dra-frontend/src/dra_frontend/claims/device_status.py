@@ -26,10 +26,10 @@ from dra_frontend.allocation.device_status import (
     NO_CONTAINER,
     Entries,
     differs,
+    entries_to_write,
+    entry_documents,
     read_entries,
-    settled,
     status_entries,
-    written,
 )
 from dra_frontend.api_server.errors import ConflictError, ForbiddenError, KubeError, UnreachableError
 from dra_frontend.api_server.namespaces import NamespaceFailures
@@ -57,10 +57,10 @@ MAX_WRITES_PER_TICK: Final = 4
 """Maximum number of writes in one two-second tick."""
 _REFUSED_SECONDS: Final = 600.0
 """Delay before a claim's status is written again after the server refused the write."""
-_FAILED: Final = (2.0, 120.0)
-_DENIED: Final = (300.0, 3600.0)
-"""First and longest retry delay in seconds: ``_FAILED`` after a failed write, ``_DENIED`` after a write that the server
-denied. The delay applies either to all claims in a namespace or to all claims on the node.
+_FAILURE_WAITS: Final = (2.0, 120.0)
+_DENIAL_WAITS: Final = (300.0, 3600.0)
+"""First and longest retry delay in seconds: ``_FAILURE_WAITS`` after a failed write, ``_DENIAL_WAITS`` after a write
+that the server denied. The delay applies either to all claims in a namespace or to all claims on the node.
 """
 _MAX_DENIALS: Final = 3
 """Number of consecutive denied writes in a namespace after which the whole namespace is paused."""
@@ -95,22 +95,22 @@ class DeviceStatus:
     _devices: NodeDevices
     _backend: BackendView
     _count: Callable[[str], None] = lambda _: None
-    """Callback that counts writes by result: ``written``, ``failed`` or ``denied``."""
+    """Callback that counts writes by result: ``entry_documents``, ``failed`` or ``denied``."""
     clock: Callable[[], float] = time.monotonic
     _claims: dict[str, ClaimReference] = field(default_factory=dict)
     _wanted: Mapping[str, Entries] = field(default_factory=dict)
-    _present: dict[str, Entries] = field(default_factory=dict)
+    _stored: dict[str, Entries] = field(default_factory=dict)
     """The server's copy of each status, by claim UID. A claim that was prepared before this process started has no
     entry until the claim is read.
     """
-    _from: tuple[object, ...] | None = None
+    _inputs: tuple[object, ...] | None = None
     """Inputs from which ``_wanted`` was computed."""
     _due: dict[str, float] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
     _paused_until: float = -inf
     _silent_since: float = inf
-    _waits: Backoff = field(default_factory=partial(Backoff, *_FAILED))
-    _denied_waits: Backoff = field(default_factory=partial(Backoff, *_DENIED))
+    _waits: Backoff = field(default_factory=partial(Backoff, *_FAILURE_WAITS))
+    _denied_waits: Backoff = field(default_factory=partial(Backoff, *_DENIAL_WAITS))
     _denials: Counter[str] = field(default_factory=Counter)
     """Number of denied writes in each namespace since the last successful write in that namespace."""
     _failures: NamespaceFailures = field(init=False)
@@ -119,17 +119,17 @@ class DeviceStatus:
 
     def __post_init__(self) -> None:
         """Creates the per-namespace failure counters."""
-        self._failures = NamespaceFailures(partial(_doubled, *_FAILED), self.clock)
-        self._denied = NamespaceFailures(partial(_doubled, *_DENIED), self.clock)
+        self._failures = NamespaceFailures(partial(_pause_seconds, *_FAILURE_WAITS), self.clock)
+        self._denied = NamespaceFailures(partial(_pause_seconds, *_DENIAL_WAITS), self.clock)
 
     def observe(self, document: Mapping[str, Any]) -> None:
         """Stores the status entries of a claim that was read from the API server."""
         uid = uid_of(document)
         if uid in self._wanted:
-            self._present[uid] = read_entries(document)
-            self._compare(uid)
+            self._stored[uid] = read_entries(document)
+            self._schedule(uid)
 
-    async def write_some(self) -> bool:
+    async def write_due(self) -> bool:
         """Writes the statuses that are due, if this pod's backend was the last one to enforce claims on this node. Does
         not raise.
 
@@ -153,12 +153,12 @@ class DeviceStatus:
             try:
                 await self._write(uid)
             except Exception as error:  # noqa: BLE001 - no response of a server may stop the other claims
-                self._failed(uid, error)
+                self._record_failure(uid, error)
         return bool(self._due) and self._paused_until <= now
 
     def _postponed(self, uid: str) -> bool:
         namespace = self._claims[uid].namespace
-        return self._failures.postponed(namespace) or self._denied.postponed(namespace)
+        return self._failures.is_postponed(namespace) or self._denied.is_postponed(namespace)
 
     def _refresh(self) -> None:
         """Recomputes the wanted status of all claims if any of the inputs has changed."""
@@ -166,33 +166,33 @@ class DeviceStatus:
         self._silent_since = min(self._silent_since, now) if self._backend.problem else inf
         silent = now - self._silent_since > SILENT_SECONDS
         reason = self._backend.status.exclusivity_reason if self._backend.status else ""
-        made_from = (self._store.news.generation, self._backend.containers, self._devices.inventory, silent, reason)
-        if self._from is not None and all(map(_is_same, made_from, self._from)):
+        inputs = (self._store.change_feed.generation, self._backend.containers, self._devices.inventory, silent, reason)
+        if self._inputs is not None and all(map(_is_same, inputs, self._inputs)):
             return
         ledger = self._store.ledger
         machine = self._devices.inventory.machine
         before, self._wanted = self._wanted, status_entries(ledger, machine, silent=silent, node_reason=reason)
         self._claims = {record.claim.uid: record.claim for record in ledger.records}
         namespaces = {claim.namespace for claim in self._claims.values()}
-        self._failures.keep(namespaces)
-        self._denied.keep(namespaces)
+        self._failures.retain(namespaces)
+        self._denied.retain(namespaces)
         self._denials = Counter({name: n for name, n in self._denials.items() if name in namespaces})
-        for memory in (self._present, self._due, self._not_before):
-            for uid in [uid for uid in memory if uid not in self._wanted]:
-                del memory[uid]
+        for by_uid in (self._stored, self._due, self._not_before):
+            for uid in [uid for uid in by_uid if uid not in self._wanted]:
+                del by_uid[uid]
         for uid in self._wanted:
-            if self._from is not None and uid not in before:
-                self._present.setdefault(uid, {})
-            self._compare(uid)
-        self._from = made_from
+            if self._inputs is not None and uid not in before:
+                self._stored.setdefault(uid, {})
+            self._schedule(uid)
+        self._inputs = inputs
 
-    def _compare(self, uid: str) -> None:
+    def _schedule(self, uid: str) -> None:
         """Schedules a claim's write, or cancels it if the server's status is already correct."""
-        present = self._present.get(uid)
-        if present is None:
+        stored = self._stored.get(uid)
+        if stored is None:
             return
-        wanted = settled(self._wanted[uid], present)
-        if not differs(wanted, present):
+        wanted = entries_to_write(self._wanted[uid], stored)
+        if not differs(wanted, stored):
             self._due.pop(uid, None)
             return
         unused = all(entry.conditions["Enforced"] == NO_CONTAINER for entry in wanted.values())
@@ -202,45 +202,46 @@ class DeviceStatus:
         self._due[uid] = min(self._due.get(uid, inf), at)
 
     async def _write(self, uid: str) -> None:
-        claim, present = self._claims[uid], self._present[uid]
+        claim, stored = self._claims[uid], self._stored[uid]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        documents = written(settled(self._wanted[uid], present), present, now)
+        documents = entry_documents(entries_to_write(self._wanted[uid], stored), stored, now)
         answer = await self._writer.apply_claim_devices(claim.namespace, claim.name, uid, documents)
         self._not_before[uid] = self.clock() + PAUSE_SECONDS
-        self._present[uid] = read_entries(answer)
+        self._stored[uid] = read_entries(answer)
         self._due.pop(uid, None)
-        self._compare(uid)
-        if documents and not self._present[uid]:
-            self._deny(uid, "the API server drops status.devices; is DRAResourceClaimDeviceStatus enabled?", 1)
+        self._schedule(uid)
+        if documents and not self._stored[uid]:
+            self._record_denial(uid, "the API server drops status.devices; is DRAResourceClaimDeviceStatus enabled?", 1)
             return
         self._count("written")
         self._denials.pop(claim.namespace, None)
-        self._failures.succeed(claim.namespace)
-        self._denied.succeed(claim.namespace)
+        self._failures.record_success(claim.namespace)
+        self._denied.record_success(claim.namespace)
         self._error_log.clear("status")
         self._waits.reset()
         self._denied_waits.reset()
 
-    def _failed(self, uid: str, error: Exception) -> None:
+    def _record_failure(self, uid: str, error: Exception) -> None:
         namespace, now = self._claims[uid].namespace, self.clock()
         if isinstance(error, KubeError) and error.retriable:
             self._count("failed")
             self._not_before[uid] = now + PAUSE_SECONDS
             if not isinstance(error, ConflictError):
                 self._error_log.log("status", _NOT_WRITTEN, error)
-                if self._failures.fail(namespace, error.retry_after) or isinstance(error, UnreachableError):
+                if self._failures.record_failure(namespace, error.retry_after) or isinstance(error, UnreachableError):
                     self._pause(self._waits, error, error.retry_after)
             return
         self._not_before[uid] = now + _REFUSED_SECONDS
         if isinstance(error, ForbiddenError):
-            self._deny(uid, str(error))
+            self._record_denial(uid, str(error))
         else:
             # The claim is gone or was reallocated. The next time it is read, its status is compared again.
             self._count("failed")
             self._error_log.log(uid, "claim status not written", error)
 
-    def _deny(self, uid: str, why: str, most: int = _MAX_DENIALS) -> None:
-        """Counts a denied write. After ``most`` consecutive denials in a namespace, pauses all writes in the namespace.
+    def _record_denial(self, uid: str, reason: str, limit: int = _MAX_DENIALS) -> None:
+        """Counts a denied write. After ``limit`` consecutive denials in a namespace, pauses all writes in the
+        namespace.
 
         A policy may deny the writes in just one namespace. If writes are denied in several namespaces, all writes are
         paused.
@@ -248,16 +249,16 @@ class DeviceStatus:
         namespace = self._claims[uid].namespace
         self._count("denied")
         self._denials[namespace] += 1
-        self._error_log.log("status", _NOT_WRITTEN, why)
-        if self._denials[namespace] >= most and self._denied.fail(namespace):
-            self._pause(self._denied_waits, why)
+        self._error_log.log("status", _NOT_WRITTEN, reason)
+        if self._denials[namespace] >= limit and self._denied.record_failure(namespace):
+            self._pause(self._denied_waits, reason)
 
-    def _pause(self, waits: Backoff, error: Exception | str, least: float = 0.0) -> None:
-        self._paused_until = self.clock() + max(waits.next(), least)
+    def _pause(self, waits: Backoff, error: Exception | str, minimum: float = 0.0) -> None:
+        self._paused_until = self.clock() + max(waits.next(), minimum)
         self._error_log.log("status", _NOT_WRITTEN, error)
 
 
-def _doubled(first: float, last: float, failures: int) -> float:
+def _pause_seconds(first: float, last: float, failures: int) -> float:
     """Returns the length of the pause after the given number of failures."""
     return Backoff(min(first * 2.0 ** min(failures - 1, 16), last), last).next()
 

@@ -186,23 +186,25 @@ class Transaction:
     _metadata: MetadataFiles
     _error_log: ErrorLog
     containers: tuple[ContainerReport, ...]
-    certain: bool
+    reports_complete: bool
     """True if the reports are complete, in which case a container that is missing from them is not running."""
-    answered: Mapping[ClaimKey, Mapping[str, int]]
-    """The API server's responses about lost claims, in the same form as ``answered`` in the ledger. A claim's entry is
-    dropped once the claim has a record or is released.
+    lookup_results: Mapping[ClaimKey, Mapping[str, int]]
+    """The API server's responses about lost claims, in the same form as ``lookup_results`` in the ledger. A claim's
+    entry is dropped once the claim has a record or is released.
     """
-    unlisted: bool = False
-    """True if there may be prepared claims that are in neither a file nor the journal; see ``unlisted`` in the
+    needs_listing: bool = False
+    """True if there may be prepared claims that are in neither a file nor the journal; see ``needs_listing`` in the
     ledger.
     """
-    ended: frozenset[ClaimKey] = frozenset()
-    """Claims that another instance had finished releasing when the transaction began; see ``ended`` in the ledger."""
-    unconfirmed: frozenset[ClaimKey] = frozenset()
+    freed_elsewhere: frozenset[ClaimKey] = frozenset()
+    """Claims that another instance had finished releasing when the transaction began; see ``freed_elsewhere`` in the
+    ledger.
+    """
+    unconfirmed_losses: frozenset[ClaimKey] = frozenset()
     """Lost CPU claims that may have a running container that is not in the reports. No CPUs are allocated while there
     are any such claims.
     """
-    present: dict[ClaimKey, Name] = field(default_factory=dict)
+    expected: dict[ClaimKey, Name] = field(default_factory=dict)
     """Claims that are expected to have a file; a claim without its file is lost."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
@@ -224,22 +226,24 @@ class Transaction:
         """The ledger at this point in the transaction. Computed on first use, and again after each change."""
         if self._ledger is None:
             files, releasing = self.files, dict(self.releasing)
-            absent = frozenset(self.present.keys() - files.keys())
-            ended = self.ended - files.keys() - self.present.keys() - releasing.keys()
-            self._ledger = Ledger(files, releasing, self.containers, absent, self.answered, self.unlisted, ended)
+            absent = frozenset(self.expected.keys() - files.keys())
+            freed_elsewhere = self.freed_elsewhere - files.keys() - self.expected.keys() - releasing.keys()
+            self._ledger = Ledger(
+                files, releasing, self.containers, absent, self.lookup_results, self.needs_listing, freed_elsewhere
+            )
         return self._ledger
 
-    def set_answers(self, answers: Mapping[ClaimKey, Mapping[str, int]]) -> None:
+    def set_lookup_results(self, results: Mapping[ClaimKey, Mapping[str, int]]) -> None:
         """Replaces the API server's responses about lost claims."""
-        self.answered, self._ledger = answers, None
+        self.lookup_results, self._ledger = results, None
 
     def expect(self, key: ClaimKey, name: Name) -> None:
         """Adds a claim that is expected to have a file; until its file is written, the claim is treated as lost."""
-        self.present[key], self._ledger = name, None
+        self.expected[key], self._ledger = name, None
 
-    def set_unlisted(self, unlisted: bool) -> None:
+    def set_needs_listing(self, needs_listing: bool) -> None:
         """Sets whether the node's claims must be listed because an earlier journal was lost."""
-        self.unlisted, self._ledger = unlisted, None
+        self.needs_listing, self._ledger = needs_listing, None
 
     def write(self, record: AllocationRecord, kind: str = "prepared") -> AllocationRecord:
         """Writes the metadata files that the record's CDI devices mount, then the record. Returns the record as
@@ -247,7 +251,7 @@ class Transaction:
         """
         key, self._ledger = (record.driver, record.claim.uid), None
         if record.metadata:
-            record = self._metadata.place(record)
+            record = self._metadata.write(record)
         try:
             self._files.write(record)
         except OSError:
@@ -256,8 +260,8 @@ class Transaction:
             raise
         self.vanished.pop(key, None)
         self.releasing.pop(key, None)
-        self._forget_answer(key)
-        self.present[key] = (record.claim.namespace, record.claim.name)
+        self._forget_lookup_result(key)
+        self.expected[key] = (record.claim.namespace, record.claim.name)
         self.changes.append(Change(kind, *key))
         return record
 
@@ -271,8 +275,8 @@ class Transaction:
         file = self.files.get(key)
         self._files.remove(driver, uid)
         self.vanished.pop(key, None)
-        self.present.pop(key, None)
-        self._forget_answer(key)
+        self.expected.pop(key, None)
+        self._forget_lookup_result(key)
         if file is not None:
             self.releasing[key] = file
             if file.record is not None:
@@ -300,17 +304,17 @@ class Transaction:
         if remember:
             self._remember(key)
 
-    def hold_again(self, freed: Mapping[ClaimKey, ClaimFile]) -> None:
+    def undo_free(self, freed: Mapping[ClaimKey, ClaimFile]) -> None:
         """Undoes free() for claims that have not been prepared again. ``freed`` contains their former resources."""
         self._ledger = None
         for key, file in freed.items():
-            if key not in self.present:
+            if key not in self.expected:
                 self.releasing[key] = file
         self.changes = [c for c in self.changes if c.kind != "freed" or (c.driver, c.uid) not in self.releasing]
 
-    def _forget_answer(self, key: ClaimKey) -> None:
-        if key in self.answered:
-            self.answered = {other: answer for other, answer in self.answered.items() if other != key}
+    def _forget_lookup_result(self, key: ClaimKey) -> None:
+        if key in self.lookup_results:
+            self.lookup_results = {other: result for other, result in self.lookup_results.items() if other != key}
 
     def _remember(self, key: ClaimKey) -> None:
         self.releasing[key] = ClaimFile(*key, None, frozenset())
@@ -329,8 +333,8 @@ class Transaction:
         allocated them. The other claim's CPUs are known from its file, from its release, from its container's report,
         or from its own vanished file. Nothing is dropped while the reports are incomplete.
 
-        What happens depends on the CPUs that are seen for the record's claim (:meth:`Ledger.seen_cpus`): those on which
-        its containers run, and those in its damaged file.
+        What happens depends on the CPUs that are seen for the record's claim (:meth:`Ledger.observed_cpus`): those on
+        which its containers run, and those in its damaged file.
 
           none, and no container uses the claim    dropped
           none, but a container uses the claim     kept; recovery sets the other claim's record aside
@@ -338,13 +342,13 @@ class Transaction:
           other CPUs                               dropped; the claim was lost before, and was rebuilt with these CPUs
         """
         self._ledger = None
-        if not self.certain:
+        if not self.reports_complete:
             return
         known = Ledger(self._files.view.files, self.releasing, self.containers)
         vanished = [(key, file) for key, file in self.vanished.items() if file.cpus]
         for key, file in vanished:
             others = known.held_cpus(ignoring=file.uid).union(*(other.cpus for at, other in vanished if at != key))
-            running = frozenset[int]().union(*known.seen_cpus(file.uid).values())
+            running = frozenset[int]().union(*known.observed_cpus(file.uid).values())
             taken = (file.cpus & others) - running
             if taken and (running or not known.users(file.uid)):
                 del self.vanished[key]
@@ -364,7 +368,9 @@ class Transaction:
         A container cannot start if the source of a mount is missing. If a file cannot be written, the claim's resources
         stay held.
         """
-        missing = [f for f in self._files.view.files.values() if f.record and self._metadata.missing(f.record)]
+        missing = [
+            f for f in self._files.view.files.values() if f.record and self._metadata.has_missing_files(f.record)
+        ]
         for record in [file.record for file in (*self.vanished.values(), *missing) if file.record]:
             with self._error_log.catch((record.driver, record.claim.uid), "claim file not restored"):
                 self.write(record, "restored")

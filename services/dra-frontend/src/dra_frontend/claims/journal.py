@@ -53,25 +53,25 @@ lines.
 _HEAD: Final = re.compile(_MAGIC + rb" (\d+) (\d+) (\d+) *")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _NO_CPUS: Final[Mapping[str, frozenset[int]]] = {}
-_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Name = tuple[str, str]
 """A claim's namespace and name, or two empty strings if they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class JournalEntries:
     """The journal's contents."""
 
-    present: Mapping[ClaimKey, Name] = field(default_factory=dict)
+    expected: Mapping[ClaimKey, Name] = field(default_factory=dict)
     """Claims for which a file was written. If such a file is missing, its claim has been lost, not released."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     """Claims that were released but whose containers may still be running."""
-    unlisted: bool = False
+    needs_listing: bool = False
     """True if an earlier journal was lost and no instance has listed the cluster's claims since. The node may then have
-    prepared claims that are missing from ``present``.
+    prepared claims that are missing from ``expected``.
     """
     cpus: Mapping[ClaimKey, Mapping[str, frozenset[int]]] = field(default_factory=dict)
-    """The CPUs of each claim in ``present``, by request, if known (``ClaimFile.cpus_by_request``)."""
+    """The CPUs of each claim in ``expected``, by request, if known (``ClaimFile.cpus_by_request``)."""
 
 
 class Journal:
@@ -79,7 +79,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._entries = Entries()
+        self._entries = JournalEntries()
         self._lines = _Lines()
         self._stamp = (0, 0)
         """Sequence number and checksum of the slot that was last read or written."""
@@ -115,11 +115,11 @@ class Journal:
         except OSError:
             return False
 
-    def read(self) -> Entries:
+    def read(self) -> JournalEntries:
         """Returns the file's entries, or the last known entries if the file cannot be read. Does not raise."""
         known, self._seen = self._stamp, ()
         try:
-            descriptor = os.open(self._path, _SAFELY | os.O_RDONLY)
+            descriptor = os.open(self._path, _OPEN_FLAGS | os.O_RDONLY)
             try:
                 now_ns, status = stamp_clock_ns(), os.fstat(descriptor)
                 self._read_slots(descriptor)
@@ -158,7 +158,7 @@ class Journal:
         except MalformedError as error:
             self.problem = f"{self._path} is not a journal that this release can read: it {error.reason}"
 
-    def write(self, entries: Entries) -> None:
+    def write(self, entries: JournalEntries) -> None:
         """Writes the entries to the older slot, unless the file already contains them.
 
         If the write fails, sets ``problem``, and the next call retries. Does not raise. If another instance has written
@@ -197,21 +197,21 @@ class Journal:
     def _open(self) -> int:
         """Opens the file. Creates it if it is missing, is not a regular file, or has the wrong size."""
         try:
-            descriptor = os.open(self._path, _SAFELY | os.O_RDWR)
+            descriptor = os.open(self._path, _OPEN_FLAGS | os.O_RDWR)
             status = os.fstat(descriptor)
             if stat.S_ISREG(status.st_mode) and status.st_size == 2 * SLOT_BYTES:
                 return descriptor
             os.close(descriptor)
         except FileNotFoundError:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        new_path = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, 2 * SLOT_BYTES)
-            fresh.rename(self._path)
+            new_path.rename(self._path)
         except OSError:
             os.close(descriptor)
-            fresh.unlink()
+            new_path.unlink()
             raise
         return descriptor
 
@@ -243,20 +243,20 @@ class _Lines:
     """Serializes entries as lines. A write changes only one or two entries, so the previous lines are cached."""
 
     def __init__(self) -> None:
-        self._present: dict[ClaimKey, tuple[Name, Mapping[str, frozenset[int]], bytes]] = {}
+        self._expected: dict[ClaimKey, tuple[Name, Mapping[str, frozenset[int]], bytes]] = {}
         """Each claim's name, CPUs and line. The line is reused if the name is the same and the CPUs are the same
         object.
         """
         self._releasing: dict[ClaimKey, tuple[ClaimFile, bytes]] = {}
 
-    def dump(self, entries: Entries) -> bytes:
+    def dump(self, entries: JournalEntries) -> bytes:
         """Returns one line for each entry. If the lines do not fit, omits names and records, then the claims' CPUs.
 
         A claim's CPU lists include its requests' names, whose number and length the claim's author controls. After a
         loss, even a line without CPUs proves that the claim was prepared. Raises OSError if even the shortest lines do
         not fit.
         """
-        head = _line({"unlisted": True}) if entries.unlisted else b""
+        head = _line({"unlisted": True}) if entries.needs_listing else b""
         data = b"".join([head, *self._whole(entries)])
         for listed in (True, False):
             if len(data) <= SLOT_BYTES - _HEADER:
@@ -266,28 +266,28 @@ class _Lines:
             return data
         raise OSError(errno.EFBIG, "there are more claims than the journal has room for")
 
-    def _whole(self, entries: Entries) -> list[bytes]:
-        present, releasing = self._present, self._releasing
-        self._present, self._releasing = {}, {}
-        for key, name in entries.present.items():
+    def _whole(self, entries: JournalEntries) -> list[bytes]:
+        expected, releasing = self._expected, self._releasing
+        self._expected, self._releasing = {}, {}
+        for key, name in entries.expected.items():
             cpus = entries.cpus.get(key, _NO_CPUS)
-            known = present.get(key)
+            known = expected.get(key)
             if known is None or known[1] is not cpus or known[0] != name:
-                known = name, cpus, _present_line(key, name, cpus)
-            self._present[key] = known
+                known = name, cpus, _expected_line(key, name, cpus)
+            self._expected[key] = known
         for key, file in entries.releasing.items():
             former = releasing.get(key)
             if former is None or former[0] is not file:
                 former = file, _line(_releasing_value(file, whole=True))
             self._releasing[key] = former
-        lines = [line for _, _, line in self._present.values()]
+        lines = [line for _, _, line in self._expected.values()]
         return lines + [line for _, line in self._releasing.values()]
 
 
-def _short_lines(entries: Entries, *, listed: bool) -> list[bytes]:
+def _short_lines(entries: JournalEntries, *, listed: bool) -> list[bytes]:
     """Returns the lines without names and records, and without CPUs unless ``listed``."""
     cpus = entries.cpus if listed else {}
-    lines = [_present_line(key, ("", ""), cpus.get(key, _NO_CPUS)) for key in entries.present]
+    lines = [_expected_line(key, ("", ""), cpus.get(key, _NO_CPUS)) for key in entries.expected]
     return lines + [_line(_releasing_value(file, whole=False)) for file in entries.releasing.values()]
 
 
@@ -295,7 +295,7 @@ def _line(value: Any) -> bytes:
     return _encode(value).encode() + b"\n"
 
 
-def _present_line(key: ClaimKey, name: Name, cpus: Mapping[str, frozenset[int]]) -> bytes:
+def _expected_line(key: ClaimKey, name: Name, cpus: Mapping[str, frozenset[int]]) -> bytes:
     lists = {request: format_cpu_list(numbers) for request, numbers in cpus.items()}
     return _line([*key, *name, lists] if lists else [*key, *name])
 
@@ -306,12 +306,12 @@ def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:
     return {"driver": file.driver, "uid": file.uid, "cpus": format_cpu_list(file.cpus), "memory": dict(file.memory)}
 
 
-def _parse(data: bytes) -> Entries:
+def _parse(data: bytes) -> JournalEntries:
     """Parses a slot's lines. Raises MalformedError if the lines contain more CPUs than a machine can have."""
-    present: dict[ClaimKey, Name] = {}
+    expected: dict[ClaimKey, Name] = {}
     cpus: dict[ClaimKey, dict[str, frozenset[int]]] = {}
     releasing: dict[ClaimKey, ClaimFile] = {}
-    unlisted, left = False, _MAX_CPUS
+    needs_listing, left = False, _MAX_CPUS
     for line in data.splitlines():
         # A line that cannot be parsed was written by a newer release and is skipped. A line whose driver or UID cannot
         # occur in a claim file's name is also skipped: nothing would ever remove such an entry, and its CPUs would stay
@@ -321,11 +321,11 @@ def _parse(data: bytes) -> Entries:
             if isinstance(value, list):
                 driver, uid, namespace, name = map(str, value[:4])
                 cdi_file_name(driver, uid)
-                present[driver, uid] = namespace, name
+                expected[driver, uid] = namespace, name
                 if len(value) > 4:
                     cpus[driver, uid], left = _cpu_lists(value[4], left)
             elif "unlisted" in value:
-                unlisted = value["unlisted"] is True
+                needs_listing = value["unlisted"] is True
             else:
                 file = _releasing(value)
                 cdi_file_name(file.driver, file.uid)
@@ -333,7 +333,7 @@ def _parse(data: bytes) -> Entries:
                 left -= len(file.cpus)
         if left < 0:
             raise MalformedError("journal", "", f"contains more than {_MAX_CPUS} CPUs")
-    return Entries(present, releasing, unlisted, cpus)
+    return JournalEntries(expected, releasing, needs_listing, cpus)
 
 
 def _cpu_lists(lists: Any, left: int) -> tuple[dict[str, frozenset[int]], int]:

@@ -18,7 +18,7 @@ from dra_frontend.claims.store import ClaimStore
 from dra_frontend.events.event import ObjectReference, Observation
 
 REASON: Final = "OutOfClaimedMemory"
-MAX_NEW: Final = 1024
+MAX_NEW_PER_REPORT: Final = 1024
 """Maximum number of killed containers observed per backend report. No node has that many containers."""
 
 
@@ -40,13 +40,13 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
     for record in records:
         requests = [r for use in report.claims if use.uid == record.claim.uid for r in use.requests]
         plain = [part for part in record.memory_of(requests or None) if not part.hugepages]
-        asked = [record.memory_parameters_of(part.request) for part in plain]
+        parameters_of_parts = [record.memory_parameters_of(part.request) for part in plain]
         if plain:
-            where = format_cpu_list(part.numa_node for part in plain)
+            nodes_text = format_cpu_list(part.numa_node for part in plain)
             size = format_quantity(sum(part.size for part in plain), binary=True)
-            limited = any(parameters.limit == "claim" for parameters in asked)
-            text = _LIMITED if limited else _STRICT if asked[0].binding == "strict" else _OTHERS
-            held.append(text.format(record.claim.full_name, size, where, asked[0].binding))
+            limited = any(parameters.limit == "claim" for parameters in parameters_of_parts)
+            text = _LIMITED if limited else _STRICT if parameters_of_parts[0].binding == "strict" else _OTHERS
+            held.append(text.format(record.claim.full_name, size, nodes_text, parameters_of_parts[0].binding))
     nodes = f" on NUMA node {format_cpu_list(report.mems)}" if report.mems else ""
     return f"Container {report.name} was OOM-killed{nodes} of {node}. {' '.join(held) or _NO_CLAIM}"
 
@@ -68,13 +68,13 @@ class MemoryKills:
         counted = [one for one in containers.values() if one.memory_kills]
         killed = [one for one in counted if one.memory_kills > self._kills.get(one.id, 0)]
         self._kills |= {one.id: one.memory_kills for one in killed}
-        for report in killed[:MAX_NEW]:
-            self._observe(self._killed(report))
+        for report in killed[:MAX_NEW_PER_REPORT]:
+            self._observe(self._kill_observation(report))
         # Until a new backend has reported every container, a missing report does not mean that the container is gone.
         if self._backend.live:
             self._kills = {key: kills for key, kills in self._kills.items() if key in containers}
 
-    def _killed(self, report: ContainerReport) -> Observation:
+    def _kill_observation(self, report: ContainerReport) -> Observation:
         ledger = self._store.ledger
         uses = [use for use in report.claims if use.driver == MEMORY_DRIVER]
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid)) is not None]

@@ -50,8 +50,8 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
     driver, cpus = record.driver, _cpu_attributes(record, request)
     for result in [result for result in view.results[driver] if result.base == request]:
         attributes = dict(inventory.attributes.get((driver, result.pool, result.device), {}))
-        if (taken := amount_of(driver, result)) is not None:
-            attributes[_ALLOCATED[driver]] = {"int": int(taken)}
+        if (amount := amount_of(driver, result)) is not None:
+            attributes[_ALLOCATED[driver]] = {"int": int(amount)}
         attributes |= cpus
         entry = {"driver": driver, "pool": result.pool, "name": result.device, "attributes": attributes}
         by_name.setdefault(result.request, []).append(entry)
@@ -81,7 +81,7 @@ class MetadataFiles:
     plugins: str = ""
     enabled: bool = False
     """True if new records get metadata files. Existing files are kept in any case."""
-    failed: Callable[[str], object] = str
+    on_failure: Callable[[str], object] = str
     """Callback that is called with a claim's driver name if one of the claim's files could not be written."""
 
     def describe(self, record: AllocationRecord, view: ClaimView, inventory: Inventory) -> AllocationRecord:
@@ -108,12 +108,12 @@ class MetadataFiles:
             return record
         return record.model_copy(update={"metadata": files})
 
-    def place(self, record: AllocationRecord) -> AllocationRecord:
+    def write(self, record: AllocationRecord) -> AllocationRecord:
         """Writes a record's files. Returns the record without the files that cannot be written."""
-        placed = {request: file for request, file in record.metadata.items() if self._placed(record, request, file)}
-        return record if len(placed) == len(record.metadata) else record.model_copy(update={"metadata": placed})
+        written = {request: file for request, file in record.metadata.items() if self._write(record, request, file)}
+        return record if len(written) == len(record.metadata) else record.model_copy(update={"metadata": written})
 
-    def _placed(self, record: AllocationRecord, request: str, file: MetadataFile) -> bool:
+    def _write(self, record: AllocationRecord, request: str, file: MetadataFile) -> bool:
         claim = record.claim
         try:
             path = metadata_host_path(self.plugins, record.driver, claim.namespace, claim.name, request)
@@ -124,7 +124,7 @@ class MetadataFiles:
             if len(data) > _MAX_FILE_BYTES:
                 raise MalformedError("metadata file", path, f"is {len(data)} bytes long, more than {_MAX_FILE_BYTES}")
             # No fsync: after a node crash the claims are prepared again, and files that differ are rewritten.
-            if not _has(path, data):
+            if not _has_content(path, data):
                 # pathlib would take twice as long.
                 os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
                 replace_file(path, data, 0o644)
@@ -136,9 +136,9 @@ class MetadataFiles:
     def _give_up(self, record: AllocationRecord, request: str, error: Exception) -> None:
         extra = {"claim": record.claim.full_name, "request": request, "error": str(error)}
         _log.warning("cannot write device metadata, so the container starts without it", extra=extra)
-        self.failed(record.driver)
+        self.on_failure(record.driver)
 
-    def missing(self, record: AllocationRecord) -> bool:
+    def has_missing_files(self, record: AllocationRecord) -> bool:
         """Returns True if any of the record's files does not exist."""
         # Path.exists() would raise if access is denied.
         return not all(os.path.exists(file.host_path) for file in record.metadata.values())  # noqa: PTH110
@@ -165,7 +165,7 @@ class MetadataFiles:
     def sweep(self, files: Iterable[ClaimFile]) -> None:
         """Removes files that do not belong to any claim. Removes nothing while any claim's name is unknown."""
         known = list(files)
-        in_use = {_place(file.record) for file in known if file.record}
+        in_use = {_directory_key(file.record) for file in known if file.record}
         nameless = {file.driver for file in known if file.record is None}
         for driver in DRIVERS if self.plugins else ():
             try:
@@ -180,7 +180,7 @@ class MetadataFiles:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def _has(path: str, data: bytes) -> bool:
+def _has_content(path: str, data: bytes) -> bool:
     """Returns True if a file has exactly the given contents. Reads only as much of the file as necessary."""
     try:
         return read_regular(path, len(data)) == data
@@ -188,7 +188,7 @@ def _has(path: str, data: bytes) -> bool:
         return False
 
 
-def _place(record: AllocationRecord) -> tuple[str, str]:
+def _directory_key(record: AllocationRecord) -> tuple[str, str]:
     """Returns a record's driver and the name of the record's metadata directory, for comparison with existing
     directories. Paths are built only from validated names.
     """

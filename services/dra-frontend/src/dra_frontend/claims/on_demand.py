@@ -28,8 +28,8 @@ from numa_contract.names import MEMORY_DRIVER, NOT_PROVISIONED, ON_DEMAND_LABEL,
 from numa_node.backoff import Backoff
 from numa_node.log import ErrorLog
 
-from dra_frontend.allocation.claim import ClaimView, Refused, count_of, parse_claim, uid_of
-from dra_frontend.allocation.device_status import Condition, Entry, Key, read_entries, written
+from dra_frontend.allocation.claim import ClaimView, RefusedError, count_of, parse_claim, uid_of
+from dra_frontend.allocation.device_status import Condition, Entry, Key, entry_documents, read_entries
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.allocation.memory import allocated_bytes
 from dra_frontend.allocation.pool_targets import (
@@ -37,8 +37,8 @@ from dra_frontend.allocation.pool_targets import (
     PoolTarget,
     WaitingClaim,
     has_unknown_pages,
+    page_problems,
     pool_target,
-    shares,
 )
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.devices.inventory import Inventory
@@ -119,7 +119,7 @@ class LabelledClaims:
         """
         waits = Backoff(1.0, 60.0, reset_after=60.0)
         while True:
-            least = 0.0
+            minimum_wait = 0.0
             try:
                 items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL, _reduced)
                 claims = {uid_of(one): one for one in items[:_MAX_CLAIMS]}
@@ -128,18 +128,18 @@ class LabelledClaims:
                 self.by_uid, self.version = claims, object()
                 async with aclosing(self._api.watch_labelled_claims(ON_DEMAND_LABEL, version)) as events:  # type: ignore[type-var]
                     async for kind, document in events:
-                        self._see(kind, document)
+                        self._apply_event(kind, document)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, the other claims are served
                 self._error_log.log("claims", "claims for on-demand hugepages cannot be watched", error)
-                least = error.retry_after if isinstance(error, KubeError) else 0.0
-            await asyncio.sleep(max(waits.next(), least))
+                minimum_wait = error.retry_after if isinstance(error, KubeError) else 0.0
+            await asyncio.sleep(max(waits.next(), minimum_wait))
 
     async def apply(self, view: ClaimView, documents: list[dict[str, Any]]) -> None:
         """Applies entries to a claim's status under this module's field manager. Raises KubeError."""
         claim = view.claim
         await self._api.apply_claim_devices(claim.namespace, claim.name, claim.uid, documents, _MANAGER)
 
-    def _see(self, kind: str, document: dict[str, Any]) -> None:
+    def _apply_event(self, kind: str, document: dict[str, Any]) -> None:
         if self.by_uid is not None and kind != "BOOKMARK":
             uid, kept = uid_of(document), None if kind == "DELETED" else _reduced(document)
             self._compare(uid, kept)
@@ -184,17 +184,17 @@ class HugepagesOnDemand:
         self._publish = publish
         self._clock = clock
         self.claims = LabelledClaims(api, self._forget)
-        self._answered: dict[str, bool] = {}
+        self._written_results: dict[str, bool] = {}
         """For each claim UID, True if the pages of the claim's current allocation exist, as written to the claim's
         status.
         """
-        self._books: tuple[object, ...] = ()
+        self._inputs: tuple[object, ...] = ()
         self._next_check = 0.0
-        self._error_log = ErrorLog(_log, KubeError, Refused)
+        self._error_log = ErrorLog(_log, KubeError, RefusedError)
 
     def _forget(self, uid: str) -> None:
         """Forgets the result that was written for a claim's previous allocation."""
-        self._answered.pop(uid, None)
+        self._written_results.pop(uid, None)
 
     async def provide(self) -> bool:
         """Resizes the pools and writes the results to the claims that are waiting for them. Does not raise.
@@ -204,14 +204,14 @@ class HugepagesOnDemand:
         with self._error_log.catch("shortages", "hugepages-on-demand helper not checked"):
             await self._follow_shortages()
         ledger = self._ledger()
-        inputs = (self.claims.version, self._inventory(), ledger.files, has_unknown_pages(ledger))
-        books = (*inputs, *ledger.releasing.values())
-        if self.claims.by_uid is None or (len(books) == len(self._books) and all(map(is_, books, self._books))):
+        inputs: tuple[object, ...] = (self.claims.version, self._inventory(), ledger.files, has_unknown_pages(ledger))
+        inputs = (*inputs, *ledger.releasing.values())
+        if self.claims.by_uid is None or (len(inputs) == len(self._inputs) and all(map(is_, inputs, self._inputs))):
             return True
-        self._books = ()
+        self._inputs = ()
         with self._error_log.catch("pools", "on-demand hugepage pools not resized"):
             if await self._provide():
-                self._books = books
+                self._inputs = inputs
         return True
 
     async def _follow_shortages(self) -> None:
@@ -225,8 +225,8 @@ class HugepagesOnDemand:
             # If a claim is still allocated here, its pod was bound without the pages, by a scheduler that does not wait
             # for conditions. Pages may also be missing for claims that already have a record. The missing pages are
             # requested again now, since nothing else would trigger a retry.
-            self._answered = {uid: done for uid, done in self._answered.items() if done}
-            self._books = ()
+            self._written_results = {uid: done for uid, done in self._written_results.items() if done}
+            self._inputs = ()
         self._publish_shortages(before)
 
     async def _check_helper(self) -> None:
@@ -263,10 +263,10 @@ class HugepagesOnDemand:
         A claim whose pages exist gets its result only once the inventory includes these pages: Prepare allocates from
         the inventory, and the kubelet retries a failed Prepare only after a minute.
         """
-        waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
+        waiting = {uid: claim for uid, claim in self._read() if self._written_results.get(uid, True)}
         known = (self.claims.by_uid or {}).keys()
-        allocated = waiting.keys() | {uid for uid, done in self._answered.items() if not done and uid in known}
-        self._answered = {uid: done for uid, done in self._answered.items() if uid in allocated}
+        allocated = waiting.keys() | {uid for uid, done in self._written_results.items() if not done and uid in known}
+        self._written_results = {uid: done for uid, done in self._written_results.items() if uid in allocated}
         problems: defaultdict[str, dict[Key, str]] = defaultdict(dict)
         retry, unseen, before = set[str](), set[str](), self._shortages.by_device
         for pool, device in self._devices():
@@ -276,9 +276,11 @@ class HugepagesOnDemand:
                 outcome = await asyncio.to_thread(self._resize, target)
                 if self._record_outcome(target, outcome):
                     retry.discard(device.name)
-                    for key, uid, problem in shares(target, outcome):
+                    for key, uid, problem in page_problems(target, outcome):
                         problems[uid][key] = problem
-                if outcome.pages * device.page_bytes - device.kept > allocated_bytes(device, self._inventory()):
+                if outcome.pages * device.page_bytes - device.reserved_bytes > allocated_bytes(
+                    device, self._inventory()
+                ):
                     unseen.add(device.name)
         ready = [
             uid
@@ -288,10 +290,10 @@ class HugepagesOnDemand:
         # Published before the claims get their results, since the scheduler looks for another device as soon as it
         # reads a result.
         self._publish_shortages(before)
-        for uid in [uid for uid in ready if uid not in self._answered]:
+        for uid in [uid for uid in ready if uid not in self._written_results]:
             with self._error_log.catch(uid, "cannot write the result to a claim for on-demand hugepages"):
-                await self._answer(uid, waiting[uid].view, problems[uid])
-        return not retry and all(uid in self._answered for uid in problems)
+                await self._write_result(uid, waiting[uid].view, problems[uid])
+        return not retry and all(uid in self._written_results for uid in problems)
 
     def _read(self) -> Iterator[tuple[str, WaitingClaim]]:
         """Yields the claims that are allocated here and have no record yet.
@@ -303,9 +305,11 @@ class HugepagesOnDemand:
             with self._error_log.catch(uid, "claim for on-demand hugepages cannot be read"):
                 view = parse_claim(document)
                 sizes = [(one, count_of(MEMORY_DRIVER, one)) for one in view.results[MEMORY_DRIVER]]
-                here = tuple((one, size) for one, size in sizes if (MEMORY_DRIVER, one.pool, one.device) in devices)
-                if here and uid not in known:
-                    yield uid, WaitingClaim(view, here)
+                on_this_node = tuple(
+                    (one, size) for one, size in sizes if (MEMORY_DRIVER, one.pool, one.device) in devices
+                )
+                if on_this_node and uid not in known:
+                    yield uid, WaitingClaim(view, on_this_node)
 
     def _resize(self, target: PoolTarget) -> PoolOutcome:
         """Allocates or frees one pool's pages. Runs in a thread.
@@ -313,18 +317,18 @@ class HugepagesOnDemand:
         Prepare uses the values that were last read from the machine, so it may have allocated pages that have been
         freed since. Pages that records need are therefore always requested again.
         """
-        node, page, made, grown = target.device.numa_node, target.device.page_bytes, 0, False
+        node, page, present, growth_requested = target.device.numa_node, target.device.page_bytes, 0, False
         try:
-            made = self._pools.pages(node, page)
-            wanted = target.pages(made)
-            if made > wanted and target.may_shrink:
+            present = self._pools.pages(node, page)
+            wanted = target.pages(present)
+            if present > wanted and target.may_shrink:
                 self._pools.shrink(node, page, wanted)
-            elif made < wanted:
-                grown, end = True, self._clock() + _GROWTH_SECONDS
+            elif present < wanted:
+                growth_requested, end = True, self._clock() + _GROWTH_SECONDS
                 self._pools.grow(node, page, wanted, lambda: end - self._clock())
-            return PoolOutcome(self._pools.pages(node, page), grown)
+            return PoolOutcome(self._pools.pages(node, page), growth_requested)
         except HostTreeError as error:
-            return PoolOutcome(made, grown, str(error), isinstance(error, HelperError))
+            return PoolOutcome(present, growth_requested, str(error), isinstance(error, HelperError))
 
     def _record_outcome(self, target: PoolTarget, outcome: PoolOutcome) -> bool:
         """Updates the shortages to match the outcome. Returns False if the helper did not respond but may only be
@@ -333,34 +337,34 @@ class HugepagesOnDemand:
         name = target.device.name
         if outcome.helper_silent:
             return self._shortages.helper_silent(name, outcome.problem)
-        if outcome.grown:
+        if outcome.growth_requested:
             self._shortages.helper_answered(name)
         if outcome.problem:
             self._error_log.log(("pool", name), "on-demand hugepage pool not resized", outcome.problem)
         else:
             self._error_log.clear(("pool", name))
-        if outcome.grown and outcome.pages < min(target.needed, target.limit):
+        if outcome.growth_requested and outcome.pages < min(target.needed, target.limit):
             found = outcome.problem or f"the kernel found memory for {outcome.pages} of {target.needed} pages"
             at = datetime.now(UTC).strftime("%H:%M:%SZ")
             self._shortages.growth_failed(name, f"{found} at {at}; free memory on NUMA node {target.device.numa_node}")
-        elif outcome.grown:
+        elif outcome.growth_requested:
             self._shortages.growth_succeeded(name)
         return True
 
-    async def _answer(self, uid: str, view: ClaimView, problems: Mapping[Key, str]) -> None:
+    async def _write_result(self, uid: str, view: ClaimView, problems: Mapping[Key, str]) -> None:
         """Writes the result to the claim's status. The scheduler then binds the pod or looks for another node."""
-        present = read_entries((self.claims.by_uid or {}).get(uid))
-        entries = {key: _entry(problem, present.get(key)) for key, problem in problems.items()}
+        stored = read_entries((self.claims.by_uid or {}).get(uid))
+        entries = {key: _entry(problem, stored.get(key)) for key, problem in problems.items()}
         # Stored before the write: if the claim's allocation changes during the write, _forget() removes the result
         # again, and the new allocation gets its own.
-        self._answered[uid] = not any(problems.values())
-        if any(not _is_present(entry, present.get(key)) for key, entry in entries.items()):
+        self._written_results[uid] = not any(problems.values())
+        if any(not _is_stored(entry, stored.get(key)) for key, entry in entries.items()):
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            documents = [{k: v for k, v in one.items() if k != "data"} for one in written(entries, present, now)]
+            documents = [{k: v for k, v in one.items() if k != "data"} for one in entry_documents(entries, stored, now)]
             try:
                 await self.claims.apply(view, documents)
             except BaseException:
-                self._answered.pop(uid, None)
+                self._written_results.pop(uid, None)
                 raise
         _log.info(
             "on-demand hugepages claim decided",
@@ -368,22 +372,22 @@ class HugepagesOnDemand:
         )
 
 
-def _entry(problem: str, present: Entry | None) -> Entry:
+def _entry(problem: str, stored: Entry | None) -> Entry:
     """Returns a result's conditions. If an earlier result for this allocation had the opposite condition, that
     condition becomes False.
     """
     kind, other = (NOT_PROVISIONED, PROVISIONED) if problem else (PROVISIONED, NOT_PROVISIONED)
     reason = _REASONS[kind]
     conditions = {kind: Condition("True", reason, cut_answer(problem))}
-    if present is not None and other in present.conditions:
+    if stored is not None and other in stored.conditions:
         conditions[other] = Condition("False", reason)
     return Entry({}, conditions, {})
 
 
-def _is_present(entry: Entry, present: Entry | None) -> bool:
+def _is_stored(entry: Entry, stored: Entry | None) -> bool:
     """Returns True if the server has the entry's conditions with the same statuses, ignoring their messages."""
-    had = present.conditions if present is not None else {}
-    return all(kind in had and had[kind].status == one.status for kind, one in entry.conditions.items())
+    old = stored.conditions if stored is not None else {}
+    return all(kind in old and old[kind].status == one.status for kind, one in entry.conditions.items())
 
 
 def _uses(claim: WaitingClaim, devices: set[str]) -> bool:
@@ -399,9 +403,9 @@ def _reduced(document: dict[str, Any]) -> dict[str, Any] | None:
     """
     match document:
         case {"metadata": dict(metadata), "status": {"allocation": {"devices": {"results": list(results)}}} as status}:
-            ours = [one for one in results if isinstance(one, dict) and one.get("driver") == MEMORY_DRIVER]
-            if ours:
+            our_results = [one for one in results if isinstance(one, dict) and one.get("driver") == MEMORY_DRIVER]
+            if our_results:
                 known = {key: metadata[key] for key in ("uid", "namespace", "name") if key in metadata}
-                allocation = {"devices": {"results": ours}}
+                allocation = {"devices": {"results": our_results}}
                 return {"metadata": known, "status": {"allocation": allocation, "devices": status.get("devices")}}
     return None

@@ -11,7 +11,7 @@ from numa_contract.reports import ContainerReport
 from numa_node.log import RateLimitedLog
 
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.memory_kills import MAX_NEW, pod_of
+from dra_frontend.claims.memory_kills import MAX_NEW_PER_REPORT, pod_of
 from dra_frontend.events.event import Observation
 
 BEST_EFFORT: Final = "BestEffortWithClaim"
@@ -51,7 +51,7 @@ class PodEvents:
     """Conditions in the latest reports."""
     _seen: object = None
     """The reports examined most recently."""
-    _left_out: RateLimitedLog = field(default_factory=lambda: RateLimitedLog(_log, 1, 600.0))
+    _omitted_log: RateLimitedLog = field(default_factory=lambda: RateLimitedLog(_log, 1, 600.0))
     _started: bool = False
     """True once reports have been examined. Conditions in the first reports are not observed, because the previous
     instance has already observed them.
@@ -65,8 +65,10 @@ class PodEvents:
         using = [one for one in self._backend.containers.values() if one.claims and one.alive]
         found = dict.fromkeys(each for one in using for each in _observations(one))
         new = [each for each in found if each not in self._present] if self._started else []
-        if len(new) > MAX_NEW:
-            self._left_out.warn("too many pod events at once", {"conditions": len(new), "observed": MAX_NEW})
-        for observation in new[:MAX_NEW]:
+        if len(new) > MAX_NEW_PER_REPORT:
+            self._omitted_log.warn(
+                "too many pod events at once", {"conditions": len(new), "observed": MAX_NEW_PER_REPORT}
+            )
+        for observation in new[:MAX_NEW_PER_REPORT]:
             self._observe(observation)
         self._present, self._started = frozenset(found), True

@@ -22,7 +22,7 @@ from numa_node.log import ErrorLog
 from numa_node.ticks import next_tick
 
 from dra_frontend.allocation.allocate import with_pods
-from dra_frontend.allocation.claim import ClaimView, Refused, claim_of
+from dra_frontend.allocation.claim import ClaimView, RefusedError, claim_of
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
@@ -64,16 +64,16 @@ class Reconciler:
     _sweep: list[str] = field(default_factory=list)
     _next_sweep: float = -inf
     _detached: bool = False
-    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log, KubeError, Refused))
+    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log, KubeError, RefusedError))
 
     async def run_reports(self) -> None:
         """Stores claims' owners, and reads a claim again when an unknown pod uses the claim. Runs forever."""
         while True:
-            news = self._backend.news
+            change_event = self._backend.change_event
             complete = await self.follow_reports()
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if complete else _RETRY_SECONDS):
-                    await news.wait()
+                    await change_event.wait()
 
     async def follow_reports(self) -> bool:
         """Updates records from the reports that have changed since the last call. Does not raise.
@@ -151,7 +151,7 @@ class Reconciler:
             await self._store.transact(_only_scan, thorough=thorough, allocates=False)
         self._detached = self._store.detached
 
-    async def sweep_some(self) -> bool:
+    async def sweep_next(self) -> bool:
         """Compares the next claim's records with the claim itself, if this pod is the node's active pod.
 
         Does not raise. A sweep reads one claim at each tick, so it causes at most one request every two seconds. The
@@ -179,8 +179,8 @@ class Reconciler:
     async def _compare(self, *records: AllocationRecord) -> None:
         """Compares records with their claim. Releases the records if the claim is gone; otherwise updates reservedFor.
 
-        Raises KubeError if the API server does not respond, and Refused if its response cannot be parsed: in both cases
-        the claim may still exist. A claim that is not reserved for any pod also keeps its record.
+        Raises KubeError if the API server does not respond, and RefusedError if its response cannot be parsed: in both
+        cases the claim may still exist. A claim that is not reserved for any pod also keeps its record.
         """
         claim = records[0].claim
         view = claim_of(await self._claim_reader.get_claim(claim.namespace, claim.name), claim.uid)
@@ -233,9 +233,11 @@ def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner,
     """Stores the owner of each claim that is free. Returns False if it is not yet certain whether a claim is free."""
     decided = True
     for record in [transaction.ledger.record(*key) for key in keys]:
-        if record is not None and _is_free(record, report, transaction.containers if transaction.certain else None):
+        if record is not None and _is_free(
+            record, report, transaction.containers if transaction.reports_complete else None
+        ):
             transaction.write(record.model_copy(update={"owner": owner}), "updated")
-        elif record is not None and not transaction.certain and _may_take_over(record, report):
+        elif record is not None and not transaction.reports_complete and _may_take_over(record, report):
             decided = False
     return decided
 
@@ -252,5 +254,5 @@ def _set_pods(transaction: Transaction, seen: AllocationRecord, pods: tuple[PodR
 
 def _release_unused(transaction: Transaction, seen: AllocationRecord) -> None:
     present = transaction.ledger.record(seen.driver, seen.claim.uid)
-    if transaction.certain and present == seen and not transaction.ledger.users(seen.claim.uid):
+    if transaction.reports_complete and present == seen and not transaction.ledger.users(seen.claim.uid):
         transaction.release(seen.driver, seen.claim.uid)

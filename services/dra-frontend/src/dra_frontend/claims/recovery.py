@@ -33,7 +33,7 @@ from numa_node.log import ErrorLog
 from numa_node.ticks import QUIET_SECONDS, TICK_SECONDS, until_tick
 
 from dra_frontend.allocation.allocate import DriverClaim, allocate_claim, parse_driver_claim
-from dra_frontend.allocation.claim import Refused, claim_of, name_of, parse_claim, uid_of
+from dra_frontend.allocation.claim import RefusedError, claim_of, name_of, parse_claim, uid_of
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.allocation.memory import claimed_memory
 from dra_frontend.api_server.errors import KubeError
@@ -54,7 +54,7 @@ _LIST_SECONDS: Final = (300.0, 3600.0)
 # Without a journal, no hugepages are allocated until the list has been read.
 _LIST_SOON_SECONDS: Final = (15.0, 3600.0)
 _LISTS_SECONDS: Final = 30.0
-_AT_ONCE: Final = 8
+_MAX_CONCURRENT_READS: Final = 8
 _NOT_REBUILT: Final = "lost record not rebuilt"
 
 
@@ -106,7 +106,7 @@ class Recovery:
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
     """Time at which each lost claim is due to be read next."""
-    _asked: frozenset[ClaimKey] = frozenset()
+    _attempted: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
     """Lost claims whose name and namespace were still unknown after the cluster's claims were last listed."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
@@ -115,9 +115,9 @@ class Recovery:
     """
     _intact: Ledger | None = None
     """The last round's ledger if no claim was lost and no records overlapped; otherwise None."""
-    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log, KubeError, Refused))
+    _round_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    _reads_finished: asyncio.Event = field(default_factory=asyncio.Event)
+    _error_log: ErrorLog = field(default_factory=partial(ErrorLog, _log, KubeError, RefusedError))
 
     async def run(self) -> None:
         """Rebuilds lost records at each tick, or immediately if a Prepare call is waiting for one. Runs forever.
@@ -129,13 +129,13 @@ class Recovery:
             while True:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(until_tick(TICK_SECONDS if self._due else QUIET_SECONDS)):
-                        await self._wanted.wait()
-                self._wanted.clear()
+                        await self._round_requested.wait()
+                self._round_requested.clear()
                 # Regardless of what went wrong, the next round may succeed.
                 with self._error_log.catch("round", "recovery postponed"):
-                    await self.round()
+                    await self.run_round()
 
-    async def attempted(self) -> None:
+    async def wait_for_attempt(self) -> None:
         """Waits until every lost claim in the journal has been read by name once, but for at most a few seconds.
 
         Does not wait for claims whose loss the backend has not confirmed yet, since they are read only after the
@@ -143,34 +143,34 @@ class Recovery:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self.patience):
-                while self._store.ledger.absent - self._asked - self._store.unconfirmed:
-                    self._wanted.set()
-                    await self._news.wait()
+                while self._store.ledger.absent - self._attempted - self._store.unconfirmed_losses:
+                    self._round_requested.set()
+                    await self._reads_finished.wait()
 
-    async def round(self) -> None:
+    async def run_round(self) -> None:
         """Rebuilds the record of each lost claim that is due to be read from the API server. Raises OSError."""
         if not self._backend.live or (ledger := self._store.ledger) is self._intact:
             return
-        overlapping, all_lost = await self._part_overlaps(), self._store.ledger.lost()
+        overlapping, all_lost = await self._resolve_overlaps(), self._store.ledger.lost()
         self._intact = None if overlapping or all_lost or ledger.absent else ledger
-        unconfirmed = self._store.unconfirmed
-        lost = {key: namespace for key, namespace in all_lost.items() if key not in unconfirmed}
+        unconfirmed_losses = self._store.unconfirmed_losses
+        lost = {key: namespace for key, namespace in all_lost.items() if key not in unconfirmed_losses}
         due = self._take_due(lost)
         named = {key: name for key in due if (name := self._store.name(key))[1]}
-        turns = asyncio.Semaphore(_AT_ONCE)
+        semaphore = asyncio.Semaphore(_MAX_CONCURRENT_READS)
         async with asyncio.TaskGroup() as tasks:
             for key, name in named.items():
-                tasks.create_task(self._by_name(key, name, turns))
-        self._asked = (self._asked | set(due)) & lost.keys()
-        self._news.set()
-        self._news = asyncio.Event()
+                tasks.create_task(self._rebuild_by_name(key, name, semaphore))
+        self._attempted = (self._attempted | set(due)) & lost.keys()
+        self._reads_finished.set()
+        self._reads_finished = asyncio.Event()
         nameless = [key for key in due if key not in named and lost[key]]
         # The order is random, so a namespace whose list does not finish delays different namespaces each time.
         namespaces = {lost[key] for key in nameless}
         try:
             async with asyncio.timeout(self.lists_seconds) as scope:
                 for namespace in random.sample(sorted(namespaces), len(namespaces)):
-                    await self._by_list(namespace, [key for key in nameless if lost[key] == namespace])
+                    await self._rebuild_by_list(namespace, [key for key in nameless if lost[key] == namespace])
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -186,13 +186,13 @@ class Recovery:
         self._due = {key: now + self._waits[key].next() if key in due else self._due[key] for key in lost}
         return sorted(due)
 
-    async def _by_name(self, key: ClaimKey, name: Name, turns: asyncio.Semaphore) -> None:
+    async def _rebuild_by_name(self, key: ClaimKey, name: Name, semaphore: asyncio.Semaphore) -> None:
         with self._error_log.catch(key, _NOT_REBUILT):
-            async with turns:
+            async with semaphore:
                 document = await self._claim_reader.get_claim(*name)
             await self._rebuild(key, document)
 
-    async def _by_list(self, namespace: str, keys: list[ClaimKey]) -> None:
+    async def _rebuild_by_list(self, namespace: str, keys: list[ClaimKey]) -> None:
         """Finds claims by listing the claims in the namespace of a container that names them."""
         try:
             wanted = {uid for _, uid in keys}
@@ -211,7 +211,7 @@ class Recovery:
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
         """Rewrites a lost claim's record, or gives up on the claim if it no longer exists.
 
-        Raises Refused or OSError, and any other exception that a malformed claim may cause.
+        Raises RefusedError or OSError, and any other exception that a malformed claim may cause.
         """
         driver, uid = key
         view = claim_of(document, uid)
@@ -239,7 +239,7 @@ class Recovery:
             )
 
     @property
-    def list_wanted(self) -> bool:
+    def must_list(self) -> bool:
         """True if the cluster's claims must be listed to find prepared claims, or to prove that a lost claim is gone.
 
         A lost claim whose name is still unknown after the last listing is released unless a container uses it. If a
@@ -257,18 +257,18 @@ class Recovery:
 
     async def _list(self) -> None:
         """Lists the cluster's claims within a few minutes after this becomes necessary. Runs forever."""
-        waits, least = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS)), 0.0
+        waits, minimum_wait = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS)), 0.0
         while True:
-            await asyncio.sleep(max(waits.next(), least))
-            least = 0.0
-            if not self.list_wanted or not self._backend.live:
+            await asyncio.sleep(max(waits.next(), minimum_wait))
+            minimum_wait = 0.0
+            if not self.must_list or not self._backend.live:
                 waits.reset()
                 continue
             with self._error_log.catch("list", "cannot list the claims of this node"):
                 try:
                     await self.list_all()
                 except KubeError as error:
-                    least = error.retry_after
+                    minimum_wait = error.retry_after
                     raise
                 waits = Backoff(*_LIST_SECONDS)
 
@@ -282,7 +282,7 @@ class Recovery:
                 if not view.is_for(self._node, view.claim.uid):
                     continue
                 view.check_usable(view.claim.uid)
-            except Refused:
+            except RefusedError:
                 unusable[uid_of(document)] = name_of(document)
                 continue
             for driver, results in view.results.items():
@@ -294,20 +294,20 @@ class Recovery:
         await self._store.transact(partial(_add_listed, names=names, unusable=unusable))
         self._listed = self._nameless()
 
-    async def _part_overlaps(self) -> bool:
+    async def _resolve_overlaps(self) -> bool:
         """Returns True if any two records share CPUs. If this pod is the node's active pod, sets one of the two records
         aside.
         """
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
         if pairs and self._backend.leads:
             self._error_log.log("overlap", "records hold the same CPUs", str(pairs))
-            await self._store.transact(_part_overlaps)
+            await self._store.transact(_resolve_overlaps)
         elif not pairs:
             self._error_log.clear("overlap")
         return bool(pairs)
 
 
-class _ContestedError(Refused):
+class _ContestedError(RefusedError):
     """Raised if a lost claim's container was last reported on CPUs that are in another claim's file."""
 
 
@@ -319,20 +319,20 @@ def _prepare_lost(
     The inventory is read under the lock, since CPUs and pages may have disappeared while the claim was being read.
 
     If the record cannot be written, the memory in the claim's allocation is treated as claimed from then on. If the
-    allocation cannot be read either, the claim's memory stays unknown, and no hugepages are allocated. Raises Refused
-    or OSError.
+    allocation cannot be read either, the claim's memory stays unknown, and no hugepages are allocated. Raises
+    RefusedError or OSError.
 
     ``reported`` is True if the backend has reported again since the claim was contested. Until it has, the container
     may already have exited, and another instance that learned of this earlier may have reallocated the CPUs.
     """
     blank, uid, inventory = parsed.blank, parsed.view.claim.uid, devices.inventory
     key = (blank.driver, uid)
-    if not transaction.certain or key not in transaction.ledger.lost():
+    if not transaction.reports_complete or key not in transaction.ledger.lost():
         return False
-    if blank.driver == CPU_DRIVER and transaction.unconfirmed:
+    if blank.driver == CPU_DRIVER and transaction.unconfirmed_losses:
         return False
     memory = claimed_memory(blank.results, inventory) if blank.driver == MEMORY_DRIVER else {}
-    transaction.set_answers({**transaction.answered, key: memory})
+    transaction.set_lookup_results({**transaction.lookup_results, key: memory})
     parsed.view.check_usable(uid)
     record = allocate_claim(parsed, inventory, transaction.ledger, rebuilding=True)
     others = [file.cpus for other, file in transaction.files.items() if other[0] == CPU_DRIVER and other != key]
@@ -349,10 +349,10 @@ def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
     the containers are running.
     """
     lost = transaction.ledger.lost()
-    answered = {**transaction.answered, **{key: {} for key in keys}}
-    transaction.set_answers({key: answer for key, answer in answered.items() if key in lost})
-    for key in keys if transaction.certain else ():
-        if key in lost and key not in transaction.unconfirmed and not transaction.ledger.users(key[1]):
+    results = {**transaction.lookup_results, **{key: {} for key in keys}}
+    transaction.set_lookup_results({key: result for key, result in results.items() if key in lost})
+    for key in keys if transaction.reports_complete else ():
+        if key in lost and key not in transaction.unconfirmed_losses and not transaction.ledger.users(key[1]):
             transaction.release(*key)
 
 
@@ -366,25 +366,25 @@ def _add_listed(transaction: Transaction, names: Mapping[ClaimKey, Name], unusab
     """
     for key, name in names.items():
         file = transaction.files.get(key)
-        known = transaction.unlisted or key in transaction.ledger.lost()
+        known = transaction.needs_listing or key in transaction.ledger.lost()
         if known and key not in transaction.releasing and (file is None or file.record is None):
             transaction.expect(key, name)
     lost = transaction.ledger.lost().items()
-    nameless = [key for key, namespace in lost if not namespace and not transaction.present.get(key, ("", ""))[1]]
+    nameless = [key for key, namespace in lost if not namespace and not transaction.expected.get(key, ("", ""))[1]]
     for key in nameless:
-        if key in transaction.present and key[1] in unusable:
+        if key in transaction.expected and key[1] in unusable:
             transaction.expect(key, unusable[key[1]])
     _give_up(transaction, [key for key in nameless if key not in names and key[1] not in unusable])
-    transaction.set_unlisted(False)
+    transaction.set_needs_listing(False)
 
 
-def _part_overlaps(transaction: Transaction) -> None:
+def _resolve_overlaps(transaction: Transaction) -> None:
     """Sets one record of each overlapping pair aside, unless containers of both claims are running.
 
     It sets aside the record without a running container, or the one with the higher UID if neither has a running
     container.
     """
-    if not transaction.certain:
+    if not transaction.reports_complete:
         return
     for one, other in transaction.ledger.overlaps():
         users = [bool(transaction.ledger.users(record.claim.uid)) for record in (one, other)]

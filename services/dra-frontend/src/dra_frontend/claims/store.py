@@ -38,7 +38,7 @@ from numa_node.log import ErrorLog
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Change, ClaimFiles, Transaction
-from dra_frontend.claims.journal import Entries, Journal, Name
+from dra_frontend.claims.journal import Journal, JournalEntries, Name
 from dra_frontend.claims.metadata import MetadataFiles
 
 _log = logging.getLogger(__name__)
@@ -46,17 +46,17 @@ T = TypeVar("T")
 
 # Another instance holds the lock only for a few milliseconds; an instance that holds it for ten seconds must be stuck.
 _LOCK_SECONDS: Final = 10.0
-_REMEMBERED: Final = 256
+_MAX_REMEMBERED: Final = 256
 _NAMELESS: Final[Name] = ("", "")
 
 
-class RecordNews:
+class ChangeFeed:
     """Publishes record changes to the waiting readers of ``/v1/records``: the backend and users."""
 
     def __init__(self, first: int | None = None) -> None:
         self.generation = time.time_ns() // 1_000_000 if first is None else first
         """Change counter. It starts at the current time, so an earlier instance's generations are lower."""
-        self._changes: deque[RecordChange] = deque(maxlen=_REMEMBERED)
+        self._changes: deque[RecordChange] = deque(maxlen=_MAX_REMEMBERED)
         self._changed = asyncio.Event()
         self._open = True
 
@@ -120,8 +120,8 @@ class ClaimStore:
     """Ledger as of the last transaction, without containers; it remains the same object until something changes."""
     _latest: tuple[object, object, Ledger] = (None, None, Ledger({}))
     """The ledger without containers, the containers, and the ``ledger`` value that was built from both."""
-    _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
-    news: RecordNews = field(default_factory=RecordNews)
+    _expected: Mapping[ClaimKey, Name] = field(default_factory=dict)
+    change_feed: ChangeFeed = field(default_factory=ChangeFeed)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
     """Generation of each release that still holds resources or that our backend has not read yet."""
     _lost_at: dict[ClaimKey, int] = field(default_factory=dict)
@@ -142,10 +142,10 @@ class ClaimStore:
     @property
     def journal_lost(self) -> bool:
         """True if an earlier instance's journal was lost and no instance has listed the claims since the loss."""
-        return self._ledger.unlisted
+        return self._ledger.needs_listing
 
     @property
-    def unconfirmed(self) -> frozenset[ClaimKey]:
+    def unconfirmed_losses(self) -> frozenset[ClaimKey]:
         """CPU claims whose loss the backend has not read yet, so its reports may not contain all of their containers.
 
         No CPUs are allocated until the backend has read the loss, since nothing else on the node records these claims'
@@ -166,7 +166,7 @@ class ClaimStore:
 
     def name(self, key: ClaimKey) -> Name:
         """Returns a prepared claim's namespace and name, or two empty strings if they are unknown."""
-        return self._present.get(key, _NAMELESS)
+        return self._expected.get(key, _NAMELESS)
 
     @property
     def quarantined(self) -> dict[str, str]:
@@ -218,7 +218,7 @@ class ClaimStore:
         records that the claims have not been listed since. Other instances need to know this, and so does the next
         instance if this one exits before it has listed the claims.
         """
-        transaction.set_unlisted(transaction.unlisted or (followed and not self._journal.was_read))
+        transaction.set_needs_listing(transaction.needs_listing or (followed and not self._journal.was_read))
         self._files.clear_leftovers()
         self._journal.clear_leftovers()
         self._metadata.sweep(transaction.files.values())
@@ -261,15 +261,15 @@ class ClaimStore:
         has read.
         """
         reports, status = tuple(self._backend.containers.values()), self._backend.status
-        certain, answered = not self._backend.problem, dict(self._ledger.answered)
-        transaction = Transaction(self._files, self._metadata, self._error_log, reports, certain, answered)
-        acked, transaction.unconfirmed = self._acked_generation, self.unconfirmed
+        complete, lookup_results = not self._backend.problem, dict(self._ledger.lookup_results)
+        transaction = Transaction(self._files, self._metadata, self._error_log, reports, complete, lookup_results)
+        acked, transaction.unconfirmed_losses = self._acked_generation, self.unconfirmed_losses
         if acked is not None:
             self._lost_at = {key: at for key, at in self._lost_at.items() if at > acked}
         inputs = _Inputs(
             unacked=frozenset(key for key, at in self._released_at.items() if acked is not None and at > acked),
             reads_changes=acked is not None,
-            restores=certain and status is not None and status.active,
+            restores=complete and status is not None and status.active,
             thorough=thorough,
             allocates=allocates,
         )
@@ -283,14 +283,14 @@ class ClaimStore:
         self._lock.release()
         if not job.cancelled():
             job.exception()  # this error is raised in the caller, if the caller is still waiting
-        kept = self._ledger.releasing.keys() | inputs.unacked | transaction.ended
+        kept = self._ledger.releasing.keys() | inputs.unacked | transaction.freed_elsewhere
         self._released_at = {key: at for key, at in self._released_at.items() if key in kept}
         for change in transaction.changes:
-            self.news.publish(change)
+            self.change_feed.publish(change)
             if change.kind == "released" and (change.driver, change.uid) in kept:
-                self._released_at[change.driver, change.uid] = self.news.generation
+                self._released_at[change.driver, change.uid] = self.change_feed.generation
             if change.kind == "lost":
-                self._lost_at[change.driver, change.uid] = self.news.generation
+                self._lost_at[change.driver, change.uid] = self.change_feed.generation
 
     def _run(self, transaction: Transaction, change: Callable[[Transaction], T], inputs: _Inputs) -> T:
         """Loads the transaction, restores lost files, runs the change, and writes the journal. Runs in a thread.
@@ -311,7 +311,7 @@ class ClaimStore:
             return change(transaction)
         finally:
             self._write_journal(transaction, freed)
-            ledger, self._present = replace(transaction.ledger, containers=()), transaction.present
+            ledger, self._expected = replace(transaction.ledger, containers=()), transaction.expected
             if ledger.files is not self._ledger.files or ledger != self._ledger:
                 self._ledger = ledger
 
@@ -320,7 +320,7 @@ class ClaimStore:
         release was ended, with their former resources.
         """
         self._read_disk(transaction, thorough=inputs.thorough)
-        self._find_ended(transaction, inputs)
+        self._find_freed_elsewhere(transaction, inputs)
         transaction.drop_contradicted()
         newly_released = self._find_newly_released(transaction)
         self._find_lost(transaction, reads_changes=inputs.reads_changes)
@@ -333,28 +333,28 @@ class ClaimStore:
         entries = self._journal.read()
         # Another instance's change may have the same timestamp as ours; only the journal reveals that change.
         view = self._files.scan(thorough=thorough or self._journal.foreign)
-        transaction.present, transaction.unlisted = dict(entries.present), entries.unlisted
+        transaction.expected, transaction.needs_listing = dict(entries.expected), entries.needs_listing
         known = self._ledger.files if view.files is not self._ledger.files else {}
         transaction.vanished = _vanished(view.files, known, entries)
-        for key in view.files.keys() - transaction.present.keys():
+        for key in view.files.keys() - transaction.expected.keys():
             record = view.files[key].record
-            transaction.present[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
+            transaction.expected[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
         transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
 
-    def _find_ended(self, transaction: Transaction, inputs: _Inputs) -> None:
-        """Sets ``ended``, and adds a change for each claim that another instance has released and freed.
+    def _find_freed_elsewhere(self, transaction: Transaction, inputs: _Inputs) -> None:
+        """Sets ``freed_elsewhere``, and adds a change for each claim that another instance has released and freed.
 
         The other instance's backend has confirmed that none of the claim's containers is left, but this instance's
         backend may have reported before that. Such older reports would make the claim look lost, and it would be
         rebuilt with CPUs that may now belong to another claim. Reports that the backend creates after reading the
         change are trusted. Until the node's claims have been listed, a finished release keeps its entry in the journal.
         """
-        listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
-        before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()
-        other = inputs.reads_changes and self._journal.foreign and not transaction.unlisted
-        gone = frozenset(before - listed) if other else frozenset[ClaimKey]()
-        transaction.changes += [Change("released", *key) for key in sorted(gone)]
-        transaction.ended = inputs.unacked - listed | gone
+        listed = transaction.files.keys() | transaction.expected.keys() | transaction.releasing.keys()
+        before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._expected.keys()
+        other = inputs.reads_changes and self._journal.foreign and not transaction.needs_listing
+        removed = frozenset(before - listed) if other else frozenset[ClaimKey]()
+        transaction.changes += [Change("released", *key) for key in sorted(removed)]
+        transaction.freed_elsewhere = inputs.unacked - listed | removed
 
     def _find_newly_released(self, transaction: Transaction) -> frozenset[ClaimKey]:
         """Adds a change for each release by another instance, so that this instance's backend reads the release.
@@ -365,16 +365,16 @@ class ClaimStore:
         return newly_released
 
     def _find_lost(self, transaction: Transaction, *, reads_changes: bool) -> None:
-        """Adds a change for each newly lost CPU claim, and updates the ``unconfirmed`` claims.
+        """Adds a change for each newly lost CPU claim, and updates the ``unconfirmed_losses`` claims.
 
         A container of a lost claim may have started just before the loss and be missing from the latest reports.
         """
-        absent = transaction.present.keys() - transaction.files.keys()
+        absent = transaction.expected.keys() - transaction.files.keys()
         lost = frozenset(key for key in absent - self._ledger.absent if key[0] == CPU_DRIVER)
         transaction.changes += [Change("lost", *key) for key in sorted(lost)]
-        transaction.unconfirmed -= transaction.files.keys()
+        transaction.unconfirmed_losses -= transaction.files.keys()
         if reads_changes:
-            transaction.unconfirmed |= lost
+            transaction.unconfirmed_losses |= lost
 
     def _end_releases(self, transaction: Transaction, unacked: frozenset[ClaimKey]) -> dict[ClaimKey, ClaimFile]:
         """Frees released claims that have no containers, if the reports are complete. Returns the freed claims with
@@ -383,14 +383,14 @@ class ClaimStore:
         Claims in ``unacked`` stay held: one of their containers may have started just before the release, and only a
         backend that has read the release is certain to report that container.
         """
-        if not (transaction.releasing and transaction.certain):
+        if not (transaction.releasing and transaction.reports_complete):
             return {}
         ledger, confirmed = transaction.ledger, transaction.releasing.keys() - unacked
         ended = {
             key: file for key, file in transaction.releasing.items() if key in confirmed and not ledger.users(key[1])
         }
         for key in ended:
-            transaction.free(key, remember=transaction.unlisted)
+            transaction.free(key, remember=transaction.needs_listing)
         return ended
 
     def _write_journal(
@@ -404,23 +404,23 @@ class ClaimStore:
         self._journal.write(_entries(transaction))
         if not (freed and self._journal.problem):
             return {}
-        transaction.hold_again(freed)
+        transaction.undo_free(freed)
         self._journal.write(_entries(transaction))
         return freed if self._journal.problem else {}
 
 
-def _entries(transaction: Transaction) -> Entries:
+def _entries(transaction: Transaction) -> JournalEntries:
     """Returns the journal's entries for a transaction.
 
     They are copies, because the journal keeps them for comparison with the next entries while the transaction may still
     change its own dictionaries.
     """
     cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
-    return Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus)
+    return JournalEntries(dict(transaction.expected), dict(transaction.releasing), transaction.needs_listing, cpus)
 
 
 def _vanished(
-    files: Mapping[ClaimKey, ClaimFile], known: Mapping[ClaimKey, ClaimFile], entries: Entries
+    files: Mapping[ClaimKey, ClaimFile], known: Mapping[ClaimKey, ClaimFile], entries: JournalEntries
 ) -> dict[ClaimKey, ClaimFile]:
     """Returns the contents of claim files that have disappeared: from this instance's memory or, failing that, from the
     journal.
@@ -430,12 +430,12 @@ def _vanished(
     recovery rebuilds the record with them, as it does for a damaged file whose environment variables can be parsed.
     """
     vanished = {
-        key: file for key, file in known.items() if _is_lost(files.get(key), file, released=key not in entries.present)
+        key: file for key, file in known.items() if _is_lost(files.get(key), file, released=key not in entries.expected)
     }
     for key, cpus in entries.cpus.items():
         if key not in files and (key not in vanished or vanished[key].cpus_by_request != cpus):
-            every = frozenset[int]().union(*cpus.values())
-            vanished[key] = ClaimFile(*key, None, every, cpus_by_request=cpus)
+            all_cpus = frozenset[int]().union(*cpus.values())
+            vanished[key] = ClaimFile(*key, None, all_cpus, cpus_by_request=cpus)
     return vanished
 
 

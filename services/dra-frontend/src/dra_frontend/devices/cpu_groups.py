@@ -39,7 +39,7 @@ ATTRIBUTES_OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
 """Functions that return an attribute's value for a single CPU. All other attributes apply to the whole device."""
 
 
-def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]]:
+def _cpus_by(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]]:
     """Returns the CPUs grouped by key. Keys and CPUs are in ascending order."""
     groups: dict[_Key, list[Cpu]] = defaultdict(list)
     for cpu in sorted(machine.cpus.values(), key=attrgetter("id")):
@@ -47,7 +47,7 @@ def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]
     return dict(sorted(groups.items()))
 
 
-def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
+def _common_attributes(cpus: list[Cpu]) -> dict[str, AttributeValue]:
     """Returns those attributes that have the same value for all CPUs in a group."""
     found: dict[str, AttributeValue] = {}
     if len({cpu.numa_node for cpu in cpus}) == 1:
@@ -60,13 +60,13 @@ def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
 
 
 def _by_numa_node(machine: Machine) -> _Groups:
-    for node, cpus in _split(machine, attrgetter("numa_node")).items():
+    for node, cpus in _cpus_by(machine, attrgetter("numa_node")).items():
         # Uses the lowest CPU's socket, so that the value for a node that spans sockets is the same after every start.
         yield f"cpudevnuma{node:03d}", cpus, {**numa_attributes(node), "dra.cpu/socketID": cpus[0].package}
 
 
 def _by_socket(machine: Machine) -> _Groups:
-    for socket, cpus in _split(machine, attrgetter("package")).items():
+    for socket, cpus in _cpus_by(machine, attrgetter("package")).items():
         yield f"cpudevsocket{socket:03d}", cpus, {"dra.cpu/socketID": socket}
 
 
@@ -76,10 +76,10 @@ def _whole_machine(machine: Machine) -> _Groups:
 
 def _by_l3(machine: Machine) -> _Groups:
     # CPUs without an L3 cache are grouped by NUMA node, the next larger unit, and are published after the others.
-    groups = _split(machine, lambda cpu: (cpu.l3 is None, cpu.numa_node if cpu.l3 is None else cpu.l3_id))
+    groups = _cpus_by(machine, lambda cpu: (cpu.l3 is None, cpu.numa_node if cpu.l3 is None else cpu.l3_id))
     for (bare, number), cpus in groups.items():
         name = f"cpudevnuma{number:03d}" if bare else f"cpudevl3{number:03d}"
-        yield name, cpus, {**_common(cpus), "dra.cpu/cacheL3ID": -1 if bare else number}
+        yield name, cpus, {**_common_attributes(cpus), "dra.cpu/cacheL3ID": -1 if bare else number}
 
 
 _CORE_TYPE_NAMES: Final = {
@@ -90,17 +90,17 @@ _CORE_TYPE_NAMES: Final = {
 
 
 def _by_core_type(machine: Machine) -> _Groups:
-    groups = _split(machine, attrgetter("core_type"))
+    groups = _cpus_by(machine, attrgetter("core_type"))
     for kind, name in _CORE_TYPE_NAMES.items():
         if kind in groups:
-            yield name, groups[kind], _common(groups[kind])
+            yield name, groups[kind], _common_attributes(groups[kind])
 
 
 def _by_cpu(machine: Machine) -> _Groups:
-    for number, (cpu,) in _split(machine, attrgetter("id")).items():
+    for number, (cpu,) in _cpus_by(machine, attrgetter("id")).items():
         identity = {"dra.cpu/cacheL3ID": cpu.l3_id, "dra.cpu/coreID": cpu.core_id, "dra.cpu/cpuID": number}
         # The name contains the CPU's number, so it does not change when other CPUs are reserved or go offline.
-        yield f"cpudev{number:03d}", [cpu], {**_common([cpu]), **identity}
+        yield f"cpudev{number:03d}", [cpu], {**_common_attributes([cpu]), **identity}
 
 
 _GROUPINGS: Final[Mapping[str, Callable[[Machine], _Groups]]] = {

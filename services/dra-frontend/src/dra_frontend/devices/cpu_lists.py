@@ -47,7 +47,7 @@ def smt_layout(machine: Machine) -> str:
     return ";".join([*entries, format_cpu_list(single)] if single else entries)
 
 
-def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
+def omission_messages(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
     """Yields a message for each attribute that had to be omitted."""
     if long := [device.name for device in devices if CPU_IDS not in device.attributes]:
         yield (

@@ -28,7 +28,7 @@ from numa_contract.names import (
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
 from dra_frontend.devices.cpu_groups import NEAREST_NUMA_NODE, NUMA_NODE, cpu_groups
-from dra_frontend.devices.cpu_lists import cpu_lists, left_out
+from dra_frontend.devices.cpu_lists import cpu_lists, omission_messages
 from dra_frontend.devices.memory import hugepages, plain_memory
 from dra_frontend.devices.model import (
     MAX_ATTRIBUTE_VALUES,
@@ -49,14 +49,14 @@ PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 """Attribute that lets a claim combine CPUs with another driver's device on the same PCIe root (KEP-5491)."""
 _MAX_POOL_NAME_LENGTH: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-_INSTEAD: Final = {
+_ALTERNATIVES: Final = {
     "socket": "sockets are distinguished by their IDs",
     "l3": "CPUs whose files disagree are treated as having no L3 cache",
     "memory": "kind, bandwidth, latency or nearest CPUs of some memory are unknown",
 }
 
 
-class MisfitKind(StrEnum):
+class MismatchKind(StrEnum):
     """Kinds of mismatch between the machine and the configuration. The doctor has a remedy for each."""
 
     ABSENT = "absent"
@@ -72,10 +72,10 @@ class MisfitKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class Mismatch:
     """A mismatch between the current machine and the configuration."""
 
-    kind: MisfitKind
+    kind: MismatchKind
     text: str
 
 
@@ -94,10 +94,10 @@ class Inventory:
     reserved_cpus: frozenset[int]
     withheld_cpus: frozenset[int]
     """CPUs withheld from claims to guarantee the shared pool its minimum size (``withheldCPUs``)."""
-    misfits: tuple[Misfit, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()
     """Current mismatches, including settings that leave nothing to offer."""
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)
     """For each driver that publishes no devices because a setting does not fit this machine, the reason why it does not
     fit.
     """
@@ -126,8 +126,8 @@ class Inventory:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Messages that describe the misfits."""
-        return tuple(one.text for one in self.misfits)
+        """Messages that describe the mismatches."""
+        return tuple(one.text for one in self.mismatches)
 
 
 def build_inventory(
@@ -146,26 +146,30 @@ def build_inventory(
     processes, ``withheld`` CPUs were withheld before, and ``kubelet_reserve`` is the number of bytes that the kubelet
     reserves.
     """
-    refused = dict(_refusals(machine, config))
+    refusals = dict(_refusals(machine, config))
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
     withheld = _withheld(machine, config, groups, held, withheld)
-    kept = machine.online if CPU_DRIVER in refused else config.reserved_cpus | withheld
+    kept = machine.online if CPU_DRIVER in refusals else config.reserved_cpus | withheld
     roots = machine.pcie_roots if config.expose_pcie_roots else {}
     listed = config.allocator == "external" and config.cpu_device_mode == "grouped"
     cpus = [
         _offered(machine, group, group.cpus - kept, roots, listed=listed) for group in groups if not group.cpus <= kept
     ]
     reserve = memory_reserve(machine, config, kubelet_reserve)
-    memory = _memory_pools(machine, config, reserve, node_name, host_pages, refused)
+    memory = _memory_pools(machine, config, reserve, node_name, host_pages, refusals)
     pools = (Pool(CPU_DRIVER, node_name, tuple(cpus)), *memory)
     _check_names(node_name, pools)
-    misfits = [*_cpu_misfits(machine, config, pools[0], refused)]
-    misfits += _memory_misfits(machine, config, reserve, pools, refused)
-    misfits += [Misfit(MisfitKind.TOO_LONG, text) for text in (left_out(machine, cpus) if listed else ())]
+    mismatches = [*_cpu_mismatches(machine, config, pools[0], refusals)]
+    mismatches += _memory_mismatches(machine, config, reserve, pools, refusals)
+    mismatches += [
+        Mismatch(MismatchKind.TOO_LONG, text) for text in (omission_messages(machine, cpus) if listed else ())
+    ]
     if cut := [device.name for device in cpus if device.attributes.get(PCIE_ROOT, ()) != _near(roots, device.cpus)]:
         text = f"{', '.join(cut)}: more nearby PCIe roots than a slice can list; choose a groupBy with smaller groups"
-        misfits.append(Misfit(MisfitKind.TOO_LONG, text))
-    return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(misfits), reserve, refused, config.observes)
+        mismatches.append(Mismatch(MismatchKind.TOO_LONG, text))
+    return Inventory(
+        machine, pools, config.reserved_cpus, withheld, tuple(mismatches), reserve, refusals, config.observes
+    )
 
 
 def is_device_of(node_name: str, driver: str, pool: str, device: str) -> bool:
@@ -198,16 +202,16 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
     possible = machine.possible | machine.online | machine.offline
     nodes = machine.possible_nodes.union(machine.numa_nodes)
     if missing := config.reserved_cpus - possible:
-        there = f"does not exist; possible CPUs: {format_cpu_list(possible)}"
-        yield CPU_DRIVER, f"reservedCPUs: CPU {format_cpu_list(missing)} {there}"
+        reason = f"does not exist; possible CPUs: {format_cpu_list(possible)}"
+        yield CPU_DRIVER, f"reservedCPUs: CPU {format_cpu_list(missing)} {reason}"
     elif config.cpu_device_mode == "grouped" and config.group_by in machine.doubts:
         yield (
             CPU_DRIVER,
             f"groupBy: {config.group_by} cannot be determined on this machine: {machine.doubts[config.group_by]}",
         )
     if absent := {entry.numa_node for entry in config.reserved_memory} - nodes:
-        there = f"does not exist; possible NUMA nodes: {format_cpu_list(nodes)}"
-        yield MEMORY_DRIVER, f"reservedMemory: NUMA node {format_cpu_list(absent)} {there}"
+        reason = f"does not exist; possible NUMA nodes: {format_cpu_list(nodes)}"
+        yield MEMORY_DRIVER, f"reservedMemory: NUMA node {format_cpu_list(absent)} {reason}"
 
 
 def _withheld(
@@ -285,42 +289,42 @@ def _memory_pools(
             yield Pool(MEMORY_DRIVER, f"{node_name}-hugepages-{short_page_size(size)}", devices)
 
 
-def _cpu_misfits(machine: Machine, config: Config, pool: Pool, refused: Mapping[str, str]) -> Iterator[Misfit]:
+def _cpu_mismatches(machine: Machine, config: Config, pool: Pool, refused: Mapping[str, str]) -> Iterator[Mismatch]:
     online = format_cpu_list(machine.online)
     if offline := config.reserved_cpus & machine.offline:
         text = f"reservedCPUs: CPU {format_cpu_list(offline)} is offline; online CPUs: {online}"
-        yield Misfit(MisfitKind.ABSENT, text)
+        yield Mismatch(MismatchKind.ABSENT, text)
     if absent := config.reserved_cpus & machine.possible - machine.online - machine.offline:
         text = f"reservedCPUs: CPU {format_cpu_list(absent)} is not present; online CPUs: {online}"
-        yield Misfit(MisfitKind.ABSENT, text)
+        yield Mismatch(MismatchKind.ABSENT, text)
     if not pool.devices and CPU_DRIVER not in refused:
         text = f"reservedCPUs, withheldCPUs: no CPUs are left for claims; online CPUs: {online}"
-        yield Misfit(MisfitKind.NOTHING_LEFT, text)
+        yield Mismatch(MismatchKind.NOTHING_LEFT, text)
     for fact, doubt in machine.doubts.items():
         if doubt not in refused.get(CPU_DRIVER, ""):
-            yield Misfit(MisfitKind.DOUBT, f"{doubt}; {_INSTEAD[fact]}")
+            yield Mismatch(MismatchKind.DOUBT, f"{doubt}; {_ALTERNATIVES[fact]}")
 
 
-def _memory_misfits(
+def _memory_mismatches(
     machine: Machine, config: Config, reserve: MemoryReserve, pools: Sequence[Pool], refused: Mapping[str, str]
-) -> Iterator[Misfit]:
+) -> Iterator[Mismatch]:
     sizes = machine.page_sizes
     offered = {device.name for pool in pools for device in pool.devices}
     if reserve.source == "kubelet" and not offered & {memory_device_name(None, one) for one in machine.numa_nodes}:
-        yield Misfit(MisfitKind.NOTHING_LEFT, f"memory: none is left for claims; the reserve is {reserve.text}")
+        yield Mismatch(MismatchKind.NOTHING_LEFT, f"memory: none is left for claims; the reserve is {reserve.text}")
     for entry in config.reserved_memory if MEMORY_DRIVER not in refused else ():
         node = machine.numa_nodes.get(entry.numa_node)
         if node is None:
-            there = format_cpu_list(machine.numa_nodes)
-            text = f"reservedMemory: NUMA node {entry.numa_node} does not exist; existing NUMA nodes: {there}"
-            yield Misfit(MisfitKind.ABSENT, text)
+            existing = format_cpu_list(machine.numa_nodes)
+            text = f"reservedMemory: NUMA node {entry.numa_node} does not exist; existing NUMA nodes: {existing}"
+            yield Mismatch(MismatchKind.ABSENT, text)
             continue
         for name in entry.limits:
             size = None if name == "memory" else parse_page_size(name)
             if size is not None and size not in sizes:
                 known = ", ".join(f"hugepages-{kubernetes_page_size(size)}" for size in sorted(sizes)) or "none"
-                yield Misfit(MisfitKind.NO_PAGE_SIZE, f"reservedMemory: this kernel has no {name}; it has {known}")
+                yield Mismatch(MismatchKind.NO_PAGE_SIZE, f"reservedMemory: this kernel has no {name}; it has {known}")
             pages = sum(pool.total for pool in node.hugepages if pool.page_bytes == size)
             if (pages or (size is None and node.memory_bytes)) and memory_device_name(size, node.id) not in offered:
                 text = f"reservedMemory: no {name} on NUMA node {node.id} is left for claims"
-                yield Misfit(MisfitKind.NOTHING_LEFT, text)
+                yield Mismatch(MismatchKind.NOTHING_LEFT, text)

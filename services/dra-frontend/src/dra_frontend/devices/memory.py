@@ -64,13 +64,13 @@ def hugepages(
     further only if they exceed the reserve. ``host_pages`` is the number of all pages that host processes hold.
     """
     total = sum(pool.total - pool.surplus for pool in node.hugepages if pool.page_bytes == page_bytes)
-    most = config.pages_on_demand(node.id, page_bytes)
-    kept = max(config.reserved_bytes(node.id, page_bytes), host_pages * page_bytes)
-    size = (max(total, most) * page_bytes - kept) // page_bytes * page_bytes
+    limit = config.pages_on_demand(node.id, page_bytes)
+    reserved_bytes = max(config.reserved_bytes(node.id, page_bytes), host_pages * page_bytes)
+    size = (max(total, limit) * page_bytes - reserved_bytes) // page_bytes * page_bytes
     if size <= 0:
         return None
     device = _device(machine, node, page_bytes, size)
-    return replace(device, on_demand=True, kept=kept) if most else device
+    return replace(device, on_demand=True, reserved_bytes=reserved_bytes) if limit else device
 
 
 def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -> MemoryDevice:

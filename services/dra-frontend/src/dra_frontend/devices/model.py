@@ -52,15 +52,15 @@ class Capacity:
         """Returns a capacity whose smallest request is one step."""
         return cls(key, value, default, step, step if 2 * step <= value else None, binary)
 
-    def consumed(self, asked: Fraction | None) -> Fraction:
+    def consumed(self, requested: Fraction | None) -> Fraction:
         """Returns the amount that the scheduler allocates for a requested amount. Invalid amounts (0 and below) are
         returned unchanged.
         """
-        if asked is None:
+        if requested is None:
             return Fraction(self.default)
-        if asked <= 0:
-            return asked
-        amount = max(asked, Fraction(self.minimum))
+        if requested <= 0:
+            return requested
+        amount = max(requested, Fraction(self.minimum))
         if self.step is None:
             return amount
         return Fraction(self.minimum + ceil((amount - self.minimum) / self.step) * self.step)
@@ -101,7 +101,7 @@ class MemoryDevice:
     hugepages: bool
     on_demand: bool = False
     """True if the capacity is a limit, and pages are allocated when a claim needs them."""
-    kept: int = 0
+    reserved_bytes: int = 0
     """Bytes in pages that claims never get: the reserve or the pages held by host processes, whichever is larger."""
     overclaimed: bool = False
     failing: str = ""

@@ -18,7 +18,7 @@ from numa_contract.quantity import parse_quantity
 
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
-DEFAULT_PART: Final = 20
+DEFAULT_DIVISOR: Final = 20
 """The default reserve is a node's memory divided by this number; it applies if neither the configuration nor the
 kubelet sets one.
 """
@@ -29,7 +29,7 @@ _SOURCES: Final = {
         "proportion to their memory"
     ),
     "default": (
-        f"1/{DEFAULT_PART} of the memory of each NUMA node with CPUs, since the Node does not show what the kubelet "
+        f"1/{DEFAULT_DIVISOR} of the memory of each NUMA node with CPUs, since the Node does not show what the kubelet "
         "reserves"
     ),
 }
@@ -63,12 +63,12 @@ def reserved_by_kubelet(node: Mapping[str, Any], resource: str) -> Fraction | No
     status = node.get("status") or {}
     try:
         capacity, allocatable = status["capacity"], status["allocatable"]
-        kept = parse_quantity(capacity[resource]) - parse_quantity(allocatable[resource])
+        reserved = parse_quantity(capacity[resource]) - parse_quantity(allocatable[resource])
         if resource == "memory":
-            kept -= sum(parse_quantity(size) for name, size in capacity.items() if name.startswith("hugepages-"))
+            reserved -= sum(parse_quantity(size) for name, size in capacity.items() if name.startswith("hugepages-"))
     except (KeyError, TypeError, AttributeError, MalformedError):
         return None
-    return max(Fraction(0), kept)
+    return max(Fraction(0), reserved)
 
 
 def is_explicit(config: Config) -> bool:
@@ -82,8 +82,8 @@ def _system_nodes(machine: Machine) -> list[NumaNode]:
     If there are none, returns the nodes with normal memory or, failing that, all nodes with memory.
     """
     filled = [node for node in machine.numa_nodes.values() if node.memory_bytes]
-    usual = [node for node in filled if node.cpus and node.normal_memory]
-    return usual or [node for node in filled if node.normal_memory] or filled
+    with_normal_memory = [node for node in filled if node.cpus and node.normal_memory]
+    return with_normal_memory or [node for node in filled if node.normal_memory] or filled
 
 
 def memory_reserve(machine: Machine, config: Config, kubelet: int | None = None) -> MemoryReserve:
@@ -95,6 +95,6 @@ def memory_reserve(machine: Machine, config: Config, kubelet: int | None = None)
     # a few pages between boots.
     sizes = {node.id: node.memory_bytes // MEMORY_STEP for node in _system_nodes(machine)}
     total = max(1, sum(sizes.values()))
-    kept, of = (1, DEFAULT_PART) if kubelet is None else (kubelet, total * MEMORY_STEP)
-    by_node = {node: -(-sizes.get(node, 0) * kept // of) * MEMORY_STEP for node in machine.numa_nodes}
+    reserved, of = (1, DEFAULT_DIVISOR) if kubelet is None else (kubelet, total * MEMORY_STEP)
+    by_node = {node: -(-sizes.get(node, 0) * reserved // of) * MEMORY_STEP for node in machine.numa_nodes}
     return MemoryReserve("default" if kubelet is None else "kubelet", by_node, kubelet)

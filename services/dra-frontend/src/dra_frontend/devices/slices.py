@@ -8,7 +8,7 @@ from numa_contract.names import NOT_PROVISIONED, PROVISIONED
 from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.quantity import format_quantity
 
-from dra_frontend.devices.gates import ALLOCATABLE
+from dra_frontend.devices.gates import ALLOCATABLE_FIELD
 from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, MemoryDevice, Pool, taints
 
 # The API's limit for slices in which a device has taints, counters or list attributes. This driver always applies it,
@@ -49,8 +49,8 @@ def _name(index: int, pool: Pool) -> str:
     name = f"{index:05x}-{pool.driver}-{pool.name}"
     if len(name) <= _MAX_NAME_LENGTH:
         return name
-    kept = name[: _MAX_NAME_LENGTH - 1 - _HASH_DIGITS].rstrip("-.")
-    return f"{kept}-{sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"
+    prefix = name[: _MAX_NAME_LENGTH - 1 - _HASH_DIGITS].rstrip("-.")
+    return f"{prefix}-{sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"
 
 
 def _device(driver: str, device: Device, counted: bool) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _device(driver: str, device: Device, counted: bool) -> dict[str, Any]:
         conditions = {"bindingConditions": [PROVISIONED], "bindingFailureConditions": [NOT_PROVISIONED]}
         document |= {"bindsToNode": True, **conditions}
     if counted:
-        document[ALLOCATABLE] = _allocatable(device)
+        document[ALLOCATABLE_FIELD] = _allocatable(device)
     return document
 
 

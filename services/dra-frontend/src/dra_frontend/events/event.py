@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 from numa_contract.errors import cut_answer
 
 CONTROLLER: Final = "dra-driver-numa"
-COUNTED: Final = f"{CONTROLLER}/counted"
+COUNTED_ANNOTATION: Final = f"{CONTROLLER}/counted"
 """Annotation with the value ``source=total``: the source whose total was added last, and the total itself."""
 _MAX_DIGITS: Final = 9
 """Maximum number of digits in a total. A longer total is read as 0."""
 MAX_COUNT: Final = (1 << 31) - 1
 """The API's maximum for ``series.count``."""
-_MAX_WORD: Final = 128
+_MAX_FIELD_LENGTH: Final = 128
 """The API's maximum length for reason, action and reportingInstance."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
 """Container and sandbox IDs, and UUIDs, including the form in which systemd escapes UUIDs in slice names."""
@@ -68,7 +68,7 @@ def without_identifiers(text: str) -> str:
     return _IDENTIFIERS.sub("*", cut_answer(text))
 
 
-def event_place(observation: Observation, salt: str = "") -> tuple[str, str]:
+def event_name(observation: Observation, salt: str = "") -> tuple[str, str]:
     """Returns the namespace and name of a condition's Event.
 
     ``salt`` is appended to the name if another author has already created an Event with that name.
@@ -81,17 +81,17 @@ def event_place(observation: Observation, salt: str = "") -> tuple[str, str]:
 
 def new_event(observation: Observation, node: str, count: int, total: int, salt: str = "") -> dict[str, Any]:
     """Returns the document that creates a condition's Event."""
-    namespace, name = event_place(observation, salt)
+    namespace, name = event_name(observation, salt)
     regarding = _regarding(observation)
     document = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": namespace, "annotations": _counted(observation, total)},
+        "metadata": {"name": name, "namespace": namespace, "annotations": _counted_annotation(observation, total)},
         "eventTime": _now(),
         "reportingController": CONTROLLER,
-        "reportingInstance": f"{CONTROLLER}-{node}"[:_MAX_WORD],
-        "action": observation.reason[:_MAX_WORD],
-        "reason": observation.reason[:_MAX_WORD],
+        "reportingInstance": f"{CONTROLLER}-{node}"[:_MAX_FIELD_LENGTH],
+        "action": observation.reason[:_MAX_FIELD_LENGTH],
+        "reason": observation.reason[:_MAX_FIELD_LENGTH],
         "regarding": {"apiVersion": "v1", **regarding},
         "note": cut_answer(observation.note),
         "type": "Warning",
@@ -101,11 +101,13 @@ def new_event(observation: Observation, node: str, count: int, total: int, salt:
 
 def count_patch(observation: Observation, version: str, count: int, total: int) -> dict[str, Any]:
     """Returns the merge patch that sets an Event's count. The patch fails if another writer has changed the Event."""
-    return {"metadata": {"resourceVersion": version, "annotations": _counted(observation, total)}} | _series(count)
+    return {"metadata": {"resourceVersion": version, "annotations": _counted_annotation(observation, total)}} | _series(
+        count
+    )
 
 
-def _counted(observation: Observation, total: int) -> dict[str, str]:
-    return {COUNTED: f"{observation.source}={total}"}
+def _counted_annotation(observation: Observation, total: int) -> dict[str, str]:
+    return {COUNTED_ANNOTATION: f"{observation.source}={total}"}
 
 
 def _series(count: int) -> dict[str, Any]:
@@ -123,15 +125,15 @@ def is_event_of(observation: Observation, document: Mapping[str, Any]) -> bool:
     The name is predictable, so another author may have created an Event with that name first.
     """
     regarding = {key: value for key, value in _object(document, "regarding").items() if key in ObjectReference._fields}
-    own = {"reportingController": CONTROLLER, "reason": observation.reason[:_MAX_WORD], "type": "Warning"}
-    return regarding == _regarding(observation) and all(document.get(key) == value for key, value in own.items())
+    expected = {"reportingController": CONTROLLER, "reason": observation.reason[:_MAX_FIELD_LENGTH], "type": "Warning"}
+    return regarding == _regarding(observation) and all(document.get(key) == value for key, value in expected.items())
 
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-class Recorded(NamedTuple):
+class RecordedEvent(NamedTuple):
     """The state of an Event as stored by the API server."""
 
     version: str
@@ -140,14 +142,14 @@ class Recorded(NamedTuple):
     total: int
 
 
-def read_recorded(document: Mapping[str, Any]) -> Recorded:
+def read_recorded(document: Mapping[str, Any]) -> RecordedEvent:
     """Parses the response to a create or patch call. Fields that another writer has damaged are treated as absent."""
     metadata, series = _object(document, "metadata"), _object(document, "series")
-    source, _, total = str(_object(metadata, "annotations").get(COUNTED, "")).rpartition("=")
+    source, _, total = str(_object(metadata, "annotations").get(COUNTED_ANNOTATION, "")).rpartition("=")
     number = int(total) if total.isascii() and total.isdigit() and len(total) <= _MAX_DIGITS else 0
     count = series.get("count")
     known = count if isinstance(count, int) and 0 < count <= MAX_COUNT else 1
-    return Recorded(str(metadata.get("resourceVersion") or ""), known, source, number)
+    return RecordedEvent(str(metadata.get("resourceVersion") or ""), known, source, number)
 
 
 def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -40,9 +40,9 @@ from dra_frontend.api_server.namespaces import NamespaceFailures
 from dra_frontend.events.event import (
     ObjectReference,
     Observation,
-    Recorded,
+    RecordedEvent,
     count_patch,
-    event_place,
+    event_name,
     is_event_of,
     new_event,
     read_recorded,
@@ -111,7 +111,7 @@ class _Condition:
     """Each source's latest total, newest last."""
     counted: dict[str, int] = field(default_factory=dict)
     """The part of each total that is already included in the Event's count."""
-    recorded: Recorded | None = None
+    recorded: RecordedEvent | None = None
     """The Event as of the API server's last response, or None if the Event is not known to exist."""
     due: float = 0.0
     """Earliest time of the next write."""
@@ -149,7 +149,7 @@ class _Condition:
             self.interval = UPDATE_SECONDS[0]
         self.observation, self.last_seen = replace(self.observation, source=source), now
 
-    def adopt(self, recorded: Recorded) -> None:
+    def adopt(self, recorded: RecordedEvent) -> None:
         """Adopts the state of an Event that another process wrote, or that this process wrote without receiving the
         response.
         """
@@ -158,7 +158,7 @@ class _Condition:
             self.counted[recorded.source] = already
         self.recorded = recorded
 
-    def written(self, recorded: Recorded, totals: Mapping[str, int], now: float) -> None:
+    def record_write(self, recorded: RecordedEvent, totals: Mapping[str, int], now: float) -> None:
         """Records that the given totals are included in the Event's count."""
         self.recorded, self.failures = recorded, 0
         self.counted = {source: total for source, total in totals.items() if source in self.totals}
@@ -181,7 +181,7 @@ class EventRecorder:
         """Time of the last write in each namespace."""
         self._failures = NamespaceFailures(_retry_seconds, clock)
         self._new = RateLimitedLog(_log, MAX_LINES, 60.0, clock)
-        self._left_out = RateLimitedLog(_log, 1, 600.0, clock)
+        self._omitted_log = RateLimitedLog(_log, 1, 600.0, clock)
         self._failed = RateLimitedLog(_log, 5, 600.0, clock)
 
     def observe(self, observation: Observation) -> None:
@@ -191,8 +191,8 @@ class EventRecorder:
         if condition is None:
             self._forget_old(now)
             fields = {"reason": observation.reason, "object": _name(observation), "note": cut_answer(observation.note)}
-            if why := self._no_room(observation.regarding):
-                self._left_out.warn(why, fields)
+            if reason := self._exceeded_limit(observation.regarding):
+                self._omitted_log.warn(reason, fields)
                 return
             self._log_new(observation.regarding, fields)
             condition = _Condition(replace(observation, note=cut_answer(observation.note)), now)
@@ -201,7 +201,7 @@ class EventRecorder:
         condition.add(observation, now)
         self._conditions[key] = condition
 
-    def _no_room(self, regarding: ObjectReference) -> str:
+    def _exceeded_limit(self, regarding: ObjectReference) -> str:
         """Returns the limit that one more condition for an object would exceed, or "" if it would exceed none."""
         if self._per_object[regarding] >= (MAX_PER_OBJECT if regarding.namespace else MAX_OF_NODE):
             return "too many different events about one object"
@@ -210,8 +210,8 @@ class EventRecorder:
         if self._per_namespace[regarding.namespace] >= MAX_PER_NAMESPACE:
             return "too many different events in a namespace"
         of_pods = len(self._conditions) - self._per_namespace[""]
-        most = MAX_CONDITIONS + (SPARE_CONDITIONS if self._per_namespace[regarding.namespace] < FEW_CONDITIONS else 0)
-        return "too many different events" if of_pods >= most else ""
+        limit = MAX_CONDITIONS + (SPARE_CONDITIONS if self._per_namespace[regarding.namespace] < FEW_CONDITIONS else 0)
+        return "too many different events" if of_pods >= limit else ""
 
     def _log_new(self, regarding: ObjectReference, fields: dict[str, str]) -> None:
         if regarding.namespace:
@@ -224,16 +224,16 @@ class EventRecorder:
         tick.
         """
         self._forget_old(self._clock())
-        self._failures.keep(self._per_namespace)
-        self._failures.begin()
+        self._failures.retain(self._per_namespace)
+        self._failures.begin_round()
         self._turns = {name: at for name, at in self._turns.items() if name in self._per_namespace}
         for condition in self._due():
-            if not self._failures.postponed(condition.namespace) and not await self._attempt(condition):
+            if not self._failures.is_postponed(condition.namespace) and not await self._write_one(condition):
                 break
         soon = self._clock() + TICK_SECONDS
         return any(one.due <= soon and one.unwritten for one in self._conditions.values())
 
-    async def _attempt(self, condition: _Condition) -> bool:
+    async def _write_one(self, condition: _Condition) -> bool:
         """Writes one Event. Returns False if writes in other namespaces would fail as well."""
         self._turns[condition.namespace] = self._clock()
         try:
@@ -241,14 +241,14 @@ class EventRecorder:
         except KubeError as error:
             self._postpone(condition, error)
             if isinstance(error, ForbiddenError) or (isinstance(error, UnavailableError) and error.retriable):
-                server_fails = self._failures.fail(condition.namespace, error.retry_after)
+                server_fails = self._failures.record_failure(condition.namespace, error.retry_after)
                 self._failed.warn("events not written", self._fields(condition, error))
                 return not (server_fails or isinstance(error, UnreachableError))
         except Exception as error:  # noqa: BLE001 - an Event that cannot be written must not end the frontend
             self._failed.warn("event not written", self._fields(condition, error), error)
             condition.due = self._clock() + FORBIDDEN_SECONDS
         else:
-            self._failures.succeed(condition.namespace)
+            self._failures.record_success(condition.namespace)
         return True
 
     def _fields(self, condition: _Condition, error: Exception) -> dict[str, str]:
@@ -264,11 +264,11 @@ class EventRecorder:
         due = [
             one
             for one in self._conditions.values()
-            if one.due <= now and one.unwritten and not self._failures.postponed(one.namespace)
+            if one.due <= now and one.unwritten and not self._failures.is_postponed(one.namespace)
         ]
         node = [one for one in due if not one.namespace]
-        urgent = self._in_turn(one for one in due if one.namespace and one.observation.urgent)
-        others = self._in_turn(one for one in due if one.namespace and not one.observation.urgent)
+        urgent = self._interleaved(one for one in due if one.namespace and one.observation.urgent)
+        others = self._interleaved(one for one in due if one.namespace and not one.observation.urgent)
         first, last = node[:RESERVED_WRITES], others[:RESERVED_WRITES]
         ordered = [
             *first,
@@ -279,19 +279,19 @@ class EventRecorder:
         ]
         return ordered[:MAX_WRITES]
 
-    def _in_turn(self, conditions: Iterable[_Condition]) -> list[_Condition]:
+    def _interleaved(self, conditions: Iterable[_Condition]) -> list[_Condition]:
         """Orders conditions so that namespaces take turns, as do the objects within each namespace."""
         by_object: Counter[ObjectReference] = Counter()
         rounds: defaultdict[str, list[tuple[int, _Condition]]] = defaultdict(list)
-        for one in conditions:
-            rounds[one.namespace].append((by_object[one.observation.regarding], one))
-            by_object[one.observation.regarding] += 1
+        for condition in conditions:
+            rounds[condition.namespace].append((by_object[condition.observation.regarding], condition))
+            by_object[condition.observation.regarding] += 1
         turns = [
-            (turn, self._turns.get(namespace, 0.0), one)
+            (turn, self._turns.get(namespace, 0.0), condition)
             for namespace, found in rounds.items()
-            for turn, (_, one) in enumerate(sorted(found, key=lambda pair: pair[0]))
+            for turn, (_, condition) in enumerate(sorted(found, key=lambda pair: pair[0]))
         ]
-        return [one for *_, one in sorted(turns, key=lambda entry: entry[:2])]
+        return [condition for *_, condition in sorted(turns, key=lambda entry: entry[:2])]
 
     async def _write(self, condition: _Condition) -> None:
         if condition.recorded is None:
@@ -312,13 +312,13 @@ class EventRecorder:
     async def _create(self, condition: _Condition) -> None:
         totals = dict(condition.totals)
         document = new_event(condition.observation, self._node, condition.unwritten, condition.total, condition.salt)
-        condition.written(read_recorded(await self._api.create_event(document)), totals, self._clock())
+        condition.record_write(read_recorded(await self._api.create_event(document)), totals, self._clock())
 
     async def _adopt(self, condition: _Condition) -> bool:
         """Reads a condition's current Event and adopts its state. Returns False if another author created the Event."""
         # An empty patch returns the Event, so no permission to read Events is needed.
         try:
-            document = await self._api.patch_event(*event_place(condition.observation, condition.salt), {})
+            document = await self._api.patch_event(*event_name(condition.observation, condition.salt), {})
         except ForbiddenError:
             # The chart's admission policy denies patches of Events that another author created.
             if condition.recorded is not None:
@@ -336,8 +336,8 @@ class EventRecorder:
         assert recorded is not None  # noqa: S101 - for the type checker: it was created or read
         count = recorded.occurrences + condition.unwritten
         patch = count_patch(condition.observation, recorded.version, count, condition.total)
-        answer = await self._api.patch_event(*event_place(condition.observation, condition.salt), patch)
-        condition.written(read_recorded(answer), totals, self._clock())
+        answer = await self._api.patch_event(*event_name(condition.observation, condition.salt), patch)
+        condition.record_write(read_recorded(answer), totals, self._clock())
 
     def _postpone(self, condition: _Condition, error: KubeError) -> None:
         """Decides when, if at all, a failed write is retried."""
@@ -416,8 +416,8 @@ class NodeEvents:
         long as the condition lasts. Conditions that are not in ``present`` have ended.
         """
         conditions = set(present)
-        self._due = {one: due for one, due in self._due.items() if one in conditions}
+        self._due = {condition: due for condition, due in self._due.items() if condition in conditions}
         now = self._clock()
-        for one in sorted(conditions):
-            if self._due.get(one, now) <= now:
-                self.notify(*one)
+        for condition in sorted(conditions):
+            if self._due.get(condition, now) <= now:
+                self.notify(*condition)

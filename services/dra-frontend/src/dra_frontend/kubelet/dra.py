@@ -57,7 +57,7 @@ class PreparedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClaimResult:
     """The result of a call for one claim."""
 
     devices: tuple[PreparedDevice, ...] = ()
@@ -71,14 +71,14 @@ class ClaimsService(Protocol):
     make the whole call raise an exception.
     """
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, ClaimResult]:
         """Prepares claims. May be cancelled when the kubelet's deadline is near."""
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, ClaimResult]:
         """Unprepares claims. Succeeds for unknown claims."""
 
 
-Count = Callable[[str, str, float, Sequence[bool]], None]
+CallCounter = Callable[[str, str, float, Sequence[bool]], None]
 """Function to be called after each DRA call. Its arguments are the driver, ``prepare`` or ``unprepare``, the duration
 in seconds, and, for each claim, whether it failed.
 """
@@ -90,22 +90,22 @@ class DraService:
 
     _driver: str
     _claims: ClaimsService
-    _count: Count | None = None
+    _count: CallCounter | None = None
 
-    async def answer(
+    async def run_call(
         self, call: Literal["prepare", "unprepare"], claims: tuple[ClaimName, ...], context: Any
-    ) -> dict[str, Answer]:
+    ) -> dict[str, ClaimResult]:
         """Runs a call and returns the results by claim UID. gRPC's ``context`` provides the remaining time."""
         remaining = context.time_remaining()
         limit = min(_RPC_SECONDS, _RPC_SECONDS if remaining is None else remaining)
         limit -= min(1.0, limit / 10)  # leaves time for the response to arrive
-        ask = self._claims.prepare if call == "prepare" else self._claims.unprepare
-        answers: Mapping[str, Answer] = {}
+        method = self._claims.prepare if call == "prepare" else self._claims.unprepare
+        results: Mapping[str, ClaimResult] = {}
         missing = f"{self._driver} returned no result for {call}; report this bug"
-        began, extra = time.perf_counter(), {"driver": self._driver, "call": call, "claims": len(claims)}
+        start, extra = time.perf_counter(), {"driver": self._driver, "call": call, "claims": len(claims)}
         try:
             async with asyncio.timeout(limit) as scope:
-                answers = await ask(self._driver, claims)
+                results = await method(self._driver, claims)
         except Exception:  # noqa: BLE001 - converted into the results
             if scope.expired():
                 _log.warning("kubelet call timed out", extra={**extra, "seconds": limit})
@@ -113,13 +113,13 @@ class DraService:
             else:
                 _log.exception("call failed", extra=extra)
                 missing = f"{call} by {self._driver} failed with an internal error; see the log of dra-frontend"
-        answered = {claim.uid: answers.get(claim.uid, Answer(error=f"{claim}: {missing}")) for claim in claims}
+        complete = {claim.uid: results.get(claim.uid, ClaimResult(error=f"{claim}: {missing}")) for claim in claims}
         if self._count is not None:
-            failed = [answer.error is not None for answer in answered.values()]
-            seconds = time.perf_counter() - began
+            failed = [result.error is not None for result in complete.values()]
+            seconds = time.perf_counter() - start
             # The event loop calls this after the response has been sent.
             asyncio.get_running_loop().call_soon(self._count, self._driver, call, seconds, failed)
-        return answered
+        return complete
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds both versions of the service to a server."""
@@ -135,11 +135,11 @@ class _Servicer(dra_v1_pb2_grpc.DRAPluginServicer):
         self._messages = messages
 
     async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - protocol name
-        return prepare_response(await self._service.answer("prepare", claim_names(request), context), self._messages)
+        return prepare_response(await self._service.run_call("prepare", claim_names(request), context), self._messages)
 
     async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - protocol name
-        answers = await self._service.answer("unprepare", claim_names(request), context)
-        return unprepare_response(answers, self._messages)
+        results = await self._service.run_call("unprepare", claim_names(request), context)
+        return unprepare_response(results, self._messages)
 
 
 def claim_names(request: Any) -> tuple[ClaimName, ...]:
@@ -152,21 +152,21 @@ def claim_names(request: Any) -> tuple[ClaimName, ...]:
     return tuple([ClaimName(claim.namespace, claim.name, claim.uid) for claim in request.claims])
 
 
-def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) -> Any:
+def prepare_response(results: Mapping[str, ClaimResult], messages: Any = dra_v1_pb2) -> Any:
     """Returns the response to a prepare call. Share IDs are omitted in v1beta1, which does not have them."""
     response = messages.NodePrepareResourcesResponse()
-    for uid, answer in answers.items():
-        devices, error = [], answer.error
-        if error is None and not answer.devices:
+    for uid, result in results.items():
+        devices, error = [], result.error
+        if error is None and not result.devices:
             # The kubelet would treat an empty list as success and start the container with nothing injected.
             error = f"claim {uid}: prepared without any device; report this bug"
         try:
-            devices = [_device(device, messages) for device in answer.devices]
+            devices = [_device(device, messages) for device in result.devices]
         except (TypeError, ValueError):  # protobuf accepts only valid text, and one claim must not make the others fail
             _log.exception("cannot encode response", extra={"claim": uid})
             error = f"claim {uid}: its result cannot be encoded; see the log"
-        said = "" if error is None else _error_text(error)
-        response.claims[uid].CopyFrom(messages.NodePrepareResourceResponse(devices=devices, error=said))
+        error_text = "" if error is None else _error_text(error)
+        response.claims[uid].CopyFrom(messages.NodePrepareResourceResponse(devices=devices, error=error_text))
     return response
 
 
@@ -183,11 +183,11 @@ def _device(device: PreparedDevice, messages: Any) -> Any:
     return found
 
 
-def unprepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) -> Any:
+def unprepare_response(results: Mapping[str, ClaimResult], messages: Any = dra_v1_pb2) -> Any:
     """Returns the response to an unprepare call."""
     response = messages.NodeUnprepareResourcesResponse()
-    for uid, answer in answers.items():
-        response.claims[uid].error = "" if answer.error is None else _error_text(answer.error)
+    for uid, result in results.items():
+        response.claims[uid].error = "" if result.error is None else _error_text(result.error)
     return response
 
 

@@ -62,30 +62,30 @@ class HealthBoard:
         self.devices = tuple(devices)
         """The complete current list."""
         self._resend = resend
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._closed = False
 
-    def show(self, devices: Iterable[DeviceHealth]) -> None:
+    def update(self, devices: Iterable[DeviceHealth]) -> None:
         """Replaces the list. Subscribers receive the new list only if it differs from the previous one."""
         shown = tuple(devices)
         if shown != self.devices:
             self.devices = shown
-            self._news.set()
-            self._news = asyncio.Event()
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def close(self) -> None:
         """Ends every stream normally."""
         self._closed = True
-        self._news.set()
+        self._changed.set()
 
     async def watch(self) -> AsyncIterator[tuple[DeviceHealth, ...]]:
         """Yields the list immediately, when it changes, and before the kubelet treats it as stale."""
         while not self._closed:
-            news = self._news  # read first, so that a change during the send triggers another send
+            changed = self._changed  # read first, so that a change during the send triggers another send
             yield self.devices
             with suppress(TimeoutError):
                 async with asyncio.timeout(until_tick(self._resend)):
-                    await news.wait()
+                    await changed.wait()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds all versions of the service to a server."""

@@ -56,7 +56,7 @@ class NodeStatus:
         self._error_log = ErrorLog(_log, KubeError)
         self._needed = needed
         self._waits = waits
-        self.settled = asyncio.Event()
+        self.first_read_done = asyncio.Event()
         """Set once the Node has been read, or once the server reports that the Node does not exist or that access is
         denied.
         """
@@ -67,12 +67,12 @@ class NodeStatus:
         ignored.
         """
         if not needed:
-            self.settled.set()
+            self.first_read_done.set()
 
     @property
     def warnings(self) -> list[str]:
         """Warnings to show to the operator."""
-        return [_UNKNOWN] if self._needed and self.settled.is_set() and self.reserved_memory is None else []
+        return [_UNKNOWN] if self._needed and self.first_read_done.is_set() and self.reserved_memory is None else []
 
     async def read(self) -> None:
         """Reads the Node. Raises KubeError."""
@@ -82,7 +82,7 @@ class NodeStatus:
             _log.info("kubelet memory reserve read", extra={"bytes": int(reserved), "before": before})
             self.reserved_memory = int(reserved)
         self._counts, self._read_at, self.problem = kubelet_counts_claims(node), self._clock(), ""
-        self.settled.set()
+        self.first_read_done.set()
 
     async def counts_claims(self) -> bool:
         """Returns True if the kubelet currently adds claimed resources to pods' limits. Raises KubeError if the Node
@@ -102,7 +102,7 @@ class NodeStatus:
         if not self._needed:
             await asyncio.Event().wait()
         while True:
-            wait, least = regular, 0.0
+            wait, minimum_wait = regular, 0.0
             with self._error_log.catch("node", "Node not read"):
                 try:
                     await self.read()
@@ -113,9 +113,9 @@ class NodeStatus:
                     self.problem = str(error)
                     refused = refused + 1 if isinstance(error, ForbiddenError | NotFoundError) else 0
                     if refused >= _REFUSALS:
-                        self.settled.set()
-                    lasting = self.settled.is_set() and isinstance(error, ForbiddenError)
+                        self.first_read_done.set()
+                    lasting = self.first_read_done.is_set() and isinstance(error, ForbiddenError)
                     wait = regular if lasting else waits
-                    least = error.retry_after if isinstance(error, KubeError) else 0.0
+                    minimum_wait = error.retry_after if isinstance(error, KubeError) else 0.0
                     raise
-            await asyncio.sleep(max(wait.next(), least))
+            await asyncio.sleep(max(wait.next(), minimum_wait))

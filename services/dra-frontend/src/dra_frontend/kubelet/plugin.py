@@ -29,7 +29,7 @@ from numa_node.log import ErrorLog
 
 from dra_frontend._pb import pluginregistration_pb2 as pb
 from dra_frontend._pb import pluginregistration_pb2_grpc
-from dra_frontend.kubelet.dra import DRA_SERVICES, ClaimsService, Count, DraService
+from dra_frontend.kubelet.dra import DRA_SERVICES, CallCounter, ClaimsService, DraService
 from dra_frontend.kubelet.errors import ErrorInterceptor
 from dra_frontend.kubelet.health import HEALTH_SERVICES, HealthBoard
 from dra_frontend.node.sockets import PlacedSocket, hidden_name
@@ -52,16 +52,16 @@ class PluginPaths:
         check_socket_path(max(self.dra, self.registration, key=lambda path: len(os.fsencode(path))))
 
     @classmethod
-    def below(cls, kubelet_root: Path, driver: str, pod_uid: str | None) -> Self:
+    def under(cls, kubelet_root: Path, driver: str, pod_uid: str | None) -> Self:
         """Returns the standard paths under the kubelet's root directory. With a pod UID, two instances can run side by
         side.
 
         The registration socket has its own directory, so that the pod need not mount other drivers' directories.
         """
-        own = f"-{pod_uid}" if pod_uid else ""
+        suffix = f"-{pod_uid}" if pod_uid else ""
         return cls(
-            dra=kubelet_root / "plugins" / driver / f"dra{own}.sock",
-            registration=kubelet_root / "plugins_registry" / driver / f"reg{own}.sock",
+            dra=kubelet_root / "plugins" / driver / f"dra{suffix}.sock",
+            registration=kubelet_root / "plugins_registry" / driver / f"reg{suffix}.sock",
         )
 
 
@@ -126,7 +126,7 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     _claims: ClaimsService
     _paths: PluginPaths
     _health: HealthBoard | None = None
-    count: Count | None = None
+    count: CallCounter | None = None
     grace_seconds: float = 5.0
     registered: bool = False
     """True if the kubelet accepted the plugin in its last notification."""
@@ -181,31 +181,31 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
         served, self._served = self._served, []
         if self._health:
             self._health.close()
-        for one in reversed(served):
-            await one.close(self.grace_seconds)
+        for socket in reversed(served):
+            await socket.close(self.grace_seconds)
 
     async def restore_sockets(self) -> None:
         """Recreates sockets that were removed, since the kubelet drops a plugin without its registration socket. Does
         not raise.
         """
         problem = ""
-        for one in list(self._served):
+        for socket in list(self._served):
             try:
-                await self._restore(one)
-                self._error_log.clear(one.path)
+                await self._restore(socket)
+                self._error_log.clear(socket.path)
             except OSError as error:
-                problem = f"{one.path} was removed and cannot be created again: {error}"
-                self._error_log.log(one.path, "socket cannot be placed", error)
+                problem = f"{socket.path} was removed and cannot be created again: {error}"
+                self._error_log.log(socket.path, "socket cannot be placed", error)
         self.problem = problem
 
-    async def _restore(self, one: ServedSocket) -> None:
-        if not one.placed.is_gone():
+    async def _restore(self, socket: ServedSocket) -> None:
+        if not socket.placed.is_gone():
             return
-        _log.warning("socket was removed, creating it again", extra={"path": str(one.path)})
-        fresh = await ServedSocket.open(one.path, one.services)
-        if one not in self._served:  # the plugin is shutting down
-            await fresh.close(0)
+        _log.warning("socket was removed, creating it again", extra={"path": str(socket.path)})
+        replacement = await ServedSocket.open(socket.path, socket.services)
+        if socket not in self._served:  # the plugin is shutting down
+            await replacement.close(0)
             return
-        self._served[self._served.index(one)] = fresh
+        self._served[self._served.index(socket)] = replacement
         # As it stops, the old server tells connected clients to reconnect.
-        await one.server.stop(self.grace_seconds)
+        await socket.server.stop(self.grace_seconds)

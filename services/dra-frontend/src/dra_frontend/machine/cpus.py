@@ -14,7 +14,7 @@ from typing import Final
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.model import CoreType
-from dra_frontend.machine.numbering import Group, numbered
+from dra_frontend.machine.numbering import Group, group_numbers
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 
@@ -30,7 +30,7 @@ Groups = dict[int, Group]
 
 
 @dataclass(frozen=True, slots=True)
-class Online:
+class CpuStates:
     """Online, offline, isolated and possible CPUs."""
 
     online: frozenset[int]
@@ -45,7 +45,7 @@ class Online:
         return self.online | self.offline
 
 
-def read_online(reader: Reader) -> Online:
+def read_cpu_states(reader: Reader) -> CpuStates:
     """Returns the CPUs by state. Raises HostTreeError if two files disagree about a CPU."""
     present = reader.names(CPU_DIRECTORY, r"cpu(\d+)")
     if not present:
@@ -63,7 +63,7 @@ def read_online(reader: Reader) -> Online:
         raise HostTreeError(path, f"disagrees with {CPU_DIRECTORY}/cpu{cpu} about whether CPU {cpu} is online")
     isolcpus = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
     possible = reader.cpu_list(f"{CPU_DIRECTORY}/possible") or frozenset()
-    return Online(listed, frozenset(present) - listed, isolcpus & listed, possible.union(present))
+    return CpuStates(listed, frozenset(present) - listed, isolcpus & listed, possible.union(present))
 
 
 def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
@@ -93,7 +93,7 @@ def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int
     return {cpu: cores.get(cpu, frozenset({cpu})) for cpu in online}, ids
 
 
-def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> dict[int, int]:
+def read_packages(reader: Reader, cpus: CpuStates, earlier: Mapping[int, int]) -> dict[int, int]:
     """Returns each CPU's package number, which is the kernel's package ID if every package has a different ID.
 
     If the masks contradict each other or the package IDs, a doubt is recorded, and only the IDs are used.
@@ -114,7 +114,7 @@ def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> d
     packages = {*groups.values(), *map(frozenset, alone.values())}
     # POWER and s390 report -1, and s390 repeats IDs in every book.
     named = {package: top for package in packages if (top := max(ids[cpu] for cpu in package)) >= 0}
-    return numbered(packages, cpus.present, named, earlier, ordinal=True)
+    return group_numbers(packages, cpus.present, named, earlier, ordinal=True)
 
 
 def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
@@ -150,7 +150,7 @@ def _topology_files(cpu: int, names: Iterable[str]) -> Files:
     return [(path, f"{path}_list") for path in paths]
 
 
-def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
+def read_l3(reader: Reader, cpus: CpuStates, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
     """Returns each CPU's L3 group and the number of its L3 cache, which is the kernel's ID if there is one.
 
     If a CPU's files contradict those of most CPUs in its group, a doubt is recorded and the CPU is treated as having no
@@ -176,7 +176,7 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
     # CPUs without an L3 (low-power cores) do not belong to any group. They are not passed to numbered(), which would
     # otherwise treat them as offline CPUs and add them to groups.
     bare = cpus.online - set(groups)
-    return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
+    return groups, group_numbers(set(groups.values()), cpus.present - bare, named, earlier)
 
 
 def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
@@ -238,7 +238,7 @@ belong to a slower kind.
 """
 
 
-def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
+def _slow_cpus(reader: Reader, online: frozenset[int]) -> frozenset[int]:
     """Returns the CPUs that belong to slower kinds of cores, or an empty set if all cores are of the same kind.
 
     The first frequency in which the kinds differ is used. A frequency that is not known for every CPU is ignored.
@@ -271,7 +271,7 @@ def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreTyp
         highest = max(capacity.values(), default=0)
         efficient = frozenset(cpu for cpu, value in capacity.items() if value * 4 < highest * 3)
         if not capacity:
-            efficient = _slow(reader, online)
+            efficient = _slow_cpus(reader, online)
     if efficient.isdisjoint(online):
         return dict.fromkeys(online, CoreType.STANDARD)
     return {cpu: CoreType.EFFICIENCY if cpu in efficient else CoreType.PERFORMANCE for cpu in online}

@@ -9,7 +9,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dra_frontend.machine.cpus import CPU_DIRECTORY, read_core_types, read_cores, read_l3, read_online, read_packages
+from dra_frontend.machine.cpus import (
+    CPU_DIRECTORY,
+    read_core_types,
+    read_cores,
+    read_cpu_states,
+    read_l3,
+    read_packages,
+)
 from dra_frontend.machine.file_tree import FileTree, Reader
 from dra_frontend.machine.memory import NODE_DIRECTORY, NodeMemory, read_base_page_bytes, read_node_memory, read_nodes
 from dra_frontend.machine.model import MEMORY_STEP, Cpu, Machine
@@ -29,7 +36,7 @@ def discover(tree: FileTree, before: Machine | None = None) -> Machine:
     reader = Reader(tree)
     before = before or Machine({}, {})
     known = before.known
-    cpus = read_online(reader)
+    cpus = read_cpu_states(reader)
     cores, core_ids = read_cores(reader, cpus.online)
     packages = read_packages(reader, cpus, {cpu.id: cpu.package for cpu in known.values()})
     l3_groups, l3_ids = read_l3(reader, cpus, {cpu.id: cpu.l3_id for cpu in known.values() if cpu.l3 is not None})

@@ -20,8 +20,8 @@ _EDAC: Final = "/sys/devices/system/edac"
 _CONTROLLERS: Final = f"{_EDAC}/mc"
 # a72_edac's instances are named cpu0, cpu1, ... No other EDAC driver has one instance for each CPU.
 _CPUS: Final = f"{_EDAC}/cpu"
-_DIMMS_NAMED: Final = 4
-_LABEL: Final = 48
+_MAX_NAMED_DIMMS: Final = 4
+_MAX_LABEL: Final = 48
 # The kernel uses 32-bit counters and prints the values as signed numbers (edac_mc_sysfs.c).
 _MIN_VALUE: Final = -(1 << 31)
 _MODULUS: Final = 1 << 32
@@ -40,7 +40,7 @@ class ErrorCounter:
 
     source: str
     """Name of the source in sysfs: ``mc0``, ``node0`` or ``cpu0``."""
-    what: str
+    description: str
     """Description of the source, for messages."""
     corrected: int
     uncorrected: int
@@ -67,8 +67,8 @@ _Read = Callable[[Reader, Machine, int, str], ErrorCounter | None]
 
 def _sources(reader: Reader, machine: Machine, problems: dict[str, str]) -> Iterator[tuple[str, int, _Read]]:
     for number in machine.numa_nodes:
-        yield f"node{number}", number, _node
-    for path, pattern, read in ((_CONTROLLERS, r"mc(\d+)", _controller), (_CPUS, r"cpu(\d+)", _cpu)):
+        yield f"node{number}", number, _read_node
+    for path, pattern, read in ((_CONTROLLERS, r"mc(\d+)", _read_controller), (_CPUS, r"cpu(\d+)", _read_cpu)):
         try:
             for number, source in (reader.names(path, pattern) or {}).items():
                 yield source, number, read
@@ -76,7 +76,7 @@ def _sources(reader: Reader, machine: Machine, problems: dict[str, str]) -> Iter
             problems[path.rpartition("/")[2]] = str(error)
 
 
-def _node(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
+def _read_node(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
     """Returns the counter of a node's pages that the kernel has marked as poisoned because of uncorrected errors, or
     None if the kernel does not provide the counter (before Linux 6.4).
     """
@@ -85,48 +85,48 @@ def _node(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorC
     return None if total is None else ErrorCounter(source, f"pages of NUMA node {number}", 0, total, nodes)
 
 
-def _controller(reader: Reader, machine: Machine, number: int, source: str) -> ErrorCounter | None:
+def _read_controller(reader: Reader, machine: Machine, number: int, source: str) -> ErrorCounter | None:
     path = f"{_CONTROLLERS}/{source}"
-    counts, name = _counts(reader, path), reader.text(f"{path}/mc_name") or ""
+    counts, name = _read_counts(reader, path), reader.text(f"{path}/mc_name") or ""
     if counts is None or name == _ACCELERATOR:
         return None
     dimms = list((reader.names(path, r"(?:dimm|rank)(\d+)") or {}).values())
     label = reader.text(f"{path}/{dimms[0]}/dimm_label") if dimms else None
-    nodes = _nodes(number, name, label or "", machine)
-    what = f"memory controller {source} ({shown(name, _LABEL)})"
+    nodes = _controller_nodes(number, name, label or "", machine)
+    description = f"memory controller {source} ({shown(name, _MAX_LABEL)})"
     if len(nodes) > 1:
-        what += f" of one of the NUMA nodes {format_cpu_list(nodes)}"
+        description += f" of one of the NUMA nodes {format_cpu_list(nodes)}"
     if any(counts):
-        what += _faulty(reader, path, dimms, "ue" if counts[1] else "ce")
-    return ErrorCounter(source, what, *counts, nodes)
+        description += _faulty_dimms(reader, path, dimms, "ue" if counts[1] else "ce")
+    return ErrorCounter(source, description, *counts, nodes)
 
 
-def _cpu(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
-    counts = _counts(reader, f"{_CPUS}/{source}")
+def _read_cpu(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
+    counts = _read_counts(reader, f"{_CPUS}/{source}")
     return counts and ErrorCounter(source, f"caches of CPU {number}", *counts, cpus=frozenset({number}))
 
 
-def _counts(reader: Reader, path: str) -> tuple[int, int] | None:
+def _read_counts(reader: Reader, path: str) -> tuple[int, int] | None:
     """Returns the numbers of corrected and uncorrected errors, or None if a file is missing."""
     corrected, uncorrected = (reader.integer(f"{path}/{kind}_count", _MIN_VALUE) for kind in ("ce", "ue"))
     return None if corrected is None or uncorrected is None else (corrected % _MODULUS, uncorrected % _MODULUS)
 
 
-def _nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[int]:
+def _controller_nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[int]:
     """Returns the NUMA nodes whose memory may be attached to a memory controller: the nodes of the controller's socket,
     or all nodes with memory if the socket is unknown.
     """
-    every = frozenset(node.id for node in machine.numa_nodes.values() if node.memory_bytes)
+    with_memory = frozenset(node.id for node in machine.numa_nodes.values() if node.memory_bytes)
     socket = number if _AMD.fullmatch(name) else None
     if match := _SOCKET.search(name) or _SOCKET.search(label):
         socket = int(match[1])
-    return every & {cpu.numa_node for cpu in machine.cpus.values() if cpu.package == socket} or every
+    return with_memory & {cpu.numa_node for cpu in machine.cpus.values() if cpu.package == socket} or with_memory
 
 
-def _faulty(reader: Reader, path: str, dimms: list[str], kind: str) -> str:
+def _faulty_dimms(reader: Reader, path: str, dimms: list[str], kind: str) -> str:
     """Returns a string with the labels of the DIMMs that have errors of the given kind, or "" if the kernel does not
     know the labels.
     """
-    bad = [dimm for dimm in dimms if reader.integer(f"{path}/{dimm}/dimm_{kind}_count", _MIN_VALUE)]
-    labels = [shown(reader.text(f"{path}/{dimm}/dimm_label") or dimm, _LABEL) for dimm in bad[:_DIMMS_NAMED]]
+    faulty = [dimm for dimm in dimms if reader.integer(f"{path}/{dimm}/dimm_{kind}_count", _MIN_VALUE)]
+    labels = [shown(reader.text(f"{path}/{dimm}/dimm_label") or dimm, _MAX_LABEL) for dimm in faulty[:_MAX_NAMED_DIMMS]]
     return f", DIMM {', '.join(labels)}" if labels else ""

@@ -38,15 +38,15 @@ class ErrorRates:
     def sample(self, counters: Iterable[ErrorCounter], now: float) -> tuple[Fault, ...]:
         """Records the counters as read at ``now`` (in seconds), and returns the resulting faults."""
         found = []
-        for one in counters:
-            last_hour = self._follow(one, now)
-            if 0 < self._limits.uncorrected <= one.uncorrected:
-                found.append(_fault(one, "uncorrected", f"{one.uncorrected} uncorrected errors"))
+        for counter in counters:
+            last_hour = self._follow(counter, now)
+            if 0 < self._limits.uncorrected <= counter.uncorrected:
+                found.append(_fault(counter, "uncorrected", f"{counter.uncorrected} uncorrected errors"))
             # The message omits the number of errors, since every change to the message would cause another report to
             # the kubelet.
             if 0 < self._limits.corrected_per_hour <= last_hour:
                 text = f"{self._limits.corrected_per_hour} or more corrected errors within an hour"
-                found.append(_fault(one, "corrected", text))
+                found.append(_fault(counter, "corrected", text))
         return tuple(found)
 
     def _follow(self, counter: ErrorCounter, now: float) -> int:
@@ -63,4 +63,4 @@ class ErrorRates:
 
 
 def _fault(counter: ErrorCounter, kind: Literal["corrected", "uncorrected"], errors: str) -> Fault:
-    return Fault(counter.source, kind, f"{counter.what}: {errors}", counter.numa_nodes, counter.cpus)
+    return Fault(counter.source, kind, f"{counter.description}: {errors}", counter.numa_nodes, counter.cpus)

@@ -49,7 +49,7 @@ class PodPages:
     per-node counts (mm/hugetlb_cgroup.c, hugetlb_cgroup_move_parent).
     """
 
-    def on(self, node: int) -> int:
+    def max_bytes_on(self, node: int) -> int:
         """Returns the maximum number of bytes that pods may be using on a node."""
         return self.by_node.get(node, 0) + self.unplaced
 
@@ -102,7 +102,7 @@ def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
     """
     if pods is None:
         return 0
-    return max(0, pool.total - pool.free - -(-pods.on(node) // pool.page_bytes))
+    return max(0, pool.total - pool.free - -(-pods.max_bytes_on(node) // pool.page_bytes))
 
 
 class HostPages:
@@ -133,5 +133,5 @@ class HostPages:
         for key, pages in held.items():
             samples = self._samples[key]
             samples.extend([pages] * (1 if samples else FALL_SAMPLES))
-            least, most = min(list(samples)[-RISE_SAMPLES:]), max(samples)
-            self.counted[key] = min(max(before.get(key, pages), least), most)
+            lower, upper = min(list(samples)[-RISE_SAMPLES:]), max(samples)
+            self.counted[key] = min(max(before.get(key, pages), lower), upper)

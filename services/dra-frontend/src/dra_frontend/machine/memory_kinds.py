@@ -62,7 +62,7 @@ def _kind(facts: MemoryFacts, ordinary: Collection[MemoryFacts]) -> MemoryKind:
     if facts.bandwidth and (known := [one.bandwidth for one in ordinary if one.bandwidth]):
         if facts.bandwidth > 2 * max(known):
             return MemoryKind.HBM
-        return MemoryKind.DRAM if any(_is_alike(facts, one) for one in ordinary) else MemoryKind.UNKNOWN
+        return MemoryKind.DRAM if any(_is_similar(facts, one) for one in ordinary) else MemoryKind.UNKNOWN
     # The kernel ranks memory above DRAM only if it knows the memory's performance, for example from a source other than
     # HMAT.
     tiers = [one.tier for one in ordinary if one.tier is not None]
@@ -70,7 +70,7 @@ def _kind(facts: MemoryFacts, ordinary: Collection[MemoryFacts]) -> MemoryKind:
     return MemoryKind.HBM if faster else MemoryKind.UNKNOWN
 
 
-def _is_alike(facts: MemoryFacts, other: MemoryFacts) -> bool:
+def _is_similar(facts: MemoryFacts, other: MemoryFacts) -> bool:
     """Returns True if both values are known and differ by at most a tenth, which is the kernel's tolerance for DRAM
     nodes.
     """

@@ -41,15 +41,15 @@ def read_traits(
 
     ``normal`` contains the nodes with normal memory, or is None if the kernel does not list them.
     """
-    tiers = _tolerant(reader, _read_tiers) or {}
-    dax = _tolerant(reader, _read_dax) or {}
-    cxl = _tolerant(reader, _read_cxl_regions) or frozenset()
+    tiers = _read_or_doubt(reader, _read_tiers) or {}
+    dax = _read_or_doubt(reader, _read_dax) or {}
+    cxl = _read_or_doubt(reader, _read_cxl_regions) or frozenset()
     with_cpus = frozenset(node for node, found in cpus.items() if found)
     facts: dict[int, MemoryFacts] = {}
     initiators: dict[int, frozenset[int]] = {}
     for node in cpus:
-        path = _tolerant(reader, _access_path, node) or ""
-        initiators[node] = (_tolerant(reader, _read_initiators, path) or frozenset()) & with_cpus
+        path = _read_or_doubt(reader, _access_path, node) or ""
+        initiators[node] = (_read_or_doubt(reader, _read_initiators, path) or frozenset()) & with_cpus
         # The performance values apply to the listed initiators. They are not used if none of the initiators has CPUs.
         measured = bool(initiators[node])
         facts[node] = MemoryFacts(
@@ -57,7 +57,7 @@ def read_traits(
             normal=normal is None or node in normal,
             bus=dax.get(node) or (MemoryKind.CXL if node in cxl else None),
             special_purpose=node in dax,
-            side_cache=bool(_tolerant(reader, _has_side_cache, node)),
+            side_cache=bool(_read_or_doubt(reader, _has_side_cache, node)),
             bandwidth=_read_mean(reader, path, "bandwidth") if measured else None,
             latency=_read_mean(reader, path, "latency") if measured else None,
             tier=tiers.get(node),
@@ -69,7 +69,7 @@ def read_traits(
     }
 
 
-def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) -> _T | None:
+def _read_or_doubt(reader: Reader, read: Callable[..., _T], *arguments: int | str) -> _T | None:
     """Calls ``read``, one of the functions below, and returns its result. If the function fails, records a doubt and
     returns None. Only the first doubt is kept.
     """
@@ -98,12 +98,12 @@ def _read_initiators(reader: Reader, path: str) -> frozenset[int]:
     return frozenset(reader.names(path, r"node(\d{1,4})") or ())
 
 
-def _read_mean(reader: Reader, path: str, what: str) -> int | None:
+def _read_mean(reader: Reader, path: str, quantity: str) -> int | None:
     """Returns the mean of the read and write values. If only one is known, returns that value; if neither is known,
     returns None.
     """
-    names = (f"{path}/read_{what}", f"{path}/write_{what}")
-    known = [value for name in names if (value := _tolerant(reader, _read_value, name))]
+    names = (f"{path}/read_{quantity}", f"{path}/write_{quantity}")
+    known = [value for name in names if (value := _read_or_doubt(reader, _read_value, name))]
     return sum(known) // len(known) if known else None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 Group = frozenset[int]
 
 
-def numbered(
+def group_numbers(
     groups: Collection[Group],
     present: frozenset[int],
     ids: Mapping[Group, int],
@@ -29,7 +29,7 @@ def numbered(
     """
     rule = {cpu: number for group, number in ids.items() for cpu in group}
     if not len(set(ids.values())) == len(ids) == len(groups):
-        whole = completed(groups, present)
+        whole = complete_groups(groups, present)
         rule = {cpu: place if ordinal else min(group) for place, group in enumerate(whole) for cpu in group}
     found: dict[int, int] = {}
     taken: set[int] = set()
@@ -42,7 +42,7 @@ def numbered(
     return found
 
 
-def completed(groups: Collection[Group], present: frozenset[int]) -> list[Group]:
+def complete_groups(groups: Collection[Group], present: frozenset[int]) -> list[Group]:
     """Adds offline CPUs to their groups, adds groups whose CPUs are all offline, and returns all groups ordered by
     their lowest CPU.
 

@@ -63,8 +63,8 @@ class OverlayTree:
         """Returns the sorted names in a directory, from both trees, or None if it does not exist."""
         if path in self._files:
             return None
-        found, own = self._base.names(path), self._names.get(path)
-        return found if own is None else sorted(own.union(found or ()))
+        found, added = self._base.names(path), self._names.get(path)
+        return found if added is None else sorted(added.union(found or ()))
 
     def live_page_bytes(self) -> int | None:
         """Returns the page size of the base tree, since an overlay does not change the running kernel."""

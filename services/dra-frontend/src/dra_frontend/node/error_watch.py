@@ -13,7 +13,7 @@ from dra_frontend.machine.faults import ErrorRates, Fault
 from dra_frontend.machine.file_tree import FileTree, Reader
 from dra_frontend.machine.model import Machine
 
-_EVERY_SECONDS: Final = 10.0
+_READ_SECONDS: Final = 10.0
 
 
 class ErrorWatch:
@@ -30,13 +30,13 @@ class ErrorWatch:
         """Reasons why some counters cannot be read. Until these counters can be read again, their last values apply."""
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """True if it is time to read the counters again."""
         return self._clock() >= self._due
 
     def read(self, machine: Machine) -> None:
         """Reads a machine's error counters from a few sysfs files per memory controller. Does not raise."""
-        self._due = self._clock() + _EVERY_SECONDS
+        self._due = self._clock() + _READ_SECONDS
         counters, problems = read_errors(Reader(self._host), machine)
         unread = (one for one in self.counters if {one.source, one.source.rstrip(digits)} & problems.keys())
         self.counters = (*counters, *unread)

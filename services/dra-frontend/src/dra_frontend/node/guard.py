@@ -30,15 +30,17 @@ class Guard:
     @property
     def failing(self) -> dict[str, str]:
         """Error message for each task whose latest step failed, by task name."""
-        return {name: f"{name} failed and will be retried: {why}; see the log" for name, why in self._failing.items()}
+        return {
+            name: f"{name} failed and will be retried: {reason}; see the log" for name, reason in self._failing.items()
+        }
 
-    async def each_tick(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> None:
+    async def run_each_tick(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> None:
         """Calls ``work`` at each quiet tick (numa_node/ticks.py), or at the next tick if it returned True. Runs
         forever.
         """
         await each_tick(partial(self._step, name, work))
 
-    async def endless(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+    async def run_endless(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Calls ``run``, which should run forever, and calls it again whenever it fails. Runs forever."""
         waits = Backoff(*self._waits, reset_after=self._waits[1])
         while True:

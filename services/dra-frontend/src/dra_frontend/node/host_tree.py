@@ -18,7 +18,7 @@ _MAX_LINKS = 40
 _MAX_PLAIN = 256
 """Maximum number of plain directories that a tree caches. The frontend's regular reads need about 30."""
 # Unique for each boot of each machine (drivers/char/random.c).
-BOOT = "/proc/sys/kernel/random/boot_id"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class HostTree:
@@ -103,27 +103,27 @@ class HostTree:
 
     def _follow(self, path: str) -> str:
         """Resolves links like chroot: absolute targets start at the root, and ``..`` never leads above it."""
-        done, links = "/", 0
+        resolved, links = "/", 0
         todo = path.split("/")[::-1]
         while todo:
             part = todo.pop()
             if part in ("", "."):
                 continue
-            step = posixpath.dirname(done) if part == ".." else f"{done.rstrip('/')}/{part}"
+            step = posixpath.dirname(resolved) if part == ".." else f"{resolved.rstrip('/')}/{part}"
             try:
                 target = os.readlink(self._base + step)  # noqa: PTH115 - one Path per link costs more than the link
             except OSError:
-                done = step
+                resolved = step
                 continue
             links += 1
             if links > _MAX_LINKS:
                 raise HostTreeError(path, f"contains more than {_MAX_LINKS} symbolic links, or a loop of them")
-            done = "/" if target.startswith("/") else done
+            resolved = "/" if target.startswith("/") else resolved
             todo += target.split("/")[::-1]
-        return done
+        return resolved
 
 
-def on_node(host_root: str, path: str) -> str:
+def host_path(host_root: str, path: str) -> str:
     """Returns the path at which this process finds one of the node's files: under the host root, or at the same path as
     on the node.
 
@@ -131,10 +131,10 @@ def on_node(host_root: str, path: str) -> str:
     same paths as on the node.
     """
     below = HostTree(host_root).real(path)
-    return path if not os.path.lexists(below) and is_here(host_root) else below
+    return path if not os.path.lexists(below) and is_this_machine(host_root) else below
 
 
-def is_here(host_root: str) -> bool:
+def is_this_machine(host_root: str) -> bool:
     """Returns True if a host root belongs to the machine on which this process runs."""
-    boot = HostTree(host_root).read(BOOT)
-    return boot is not None and boot == HostTree().read(BOOT)
+    boot = HostTree(host_root).read(BOOT_ID)
+    return boot is not None and boot == HostTree().read(BOOT_ID)

@@ -26,7 +26,7 @@ WAITS: Final = (0.2, 0.5, 1.0, 2.0)
 # The kernel's allocation has no timeout, so at most this many bytes are requested at a time.
 STEP_BYTES: Final = 8 << 30
 _WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
-OBSERVED: Final = "this node only observes (enforcement: observe)"
+OBSERVE_REASON: Final = "this node only observes (enforcement: observe)"
 _COMPACT_ALL: Final = "/proc/sys/vm/compact_memory"
 
 
@@ -111,7 +111,7 @@ class KernelPools:
 
     def _write(self, path: str, text: str) -> None:
         if self._observes:
-            raise OSError(errno.EROFS, OBSERVED, path)
+            raise OSError(errno.EROFS, OBSERVE_REASON, path)
         # Opened without O_CREAT, so that a file that is missing from a captured tree is not created there.
         descriptor = os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
@@ -123,7 +123,7 @@ class KernelPools:
 def write_fault(error: OSError, page_bytes: int) -> str:
     """Returns the reason why a pool cannot be resized, with a remedy."""
     reason = f"cannot be written: {error.strerror}"
-    if error.strerror == OBSERVED:
+    if error.strerror == OBSERVE_REASON:
         return reason
     if error.errno == errno.EINVAL:
         size = kubernetes_page_size(page_bytes)

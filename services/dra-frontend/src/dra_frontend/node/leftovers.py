@@ -37,7 +37,7 @@ yet.
 """
 _MAX_ENTRIES: Final = 4096
 """Maximum number of entries examined in one directory."""
-_OTHERS: Final = frozenset({"backend", "quarantine"})
+_SHARED_DIRECTORIES: Final = frozenset({"backend", "quarantine"})
 """Directories in the run directory that do not belong to a single frontend instance."""
 
 
@@ -46,7 +46,7 @@ class Leftovers:
     """The directories where instances leave sockets, and this instance's own files."""
 
     run_directory: Path
-    own: frozenset[Path]
+    own_files: frozenset[Path]
     """This instance's sockets, and its directory in the run directory."""
     plugin_sockets: tuple[Path, ...]
     """This instance's sockets in the kubelet's directories. The names of other instances' sockets differ from these
@@ -76,12 +76,17 @@ class Leftovers:
         for path in _entries(place.parent):
             uid = path.name.removeprefix(f"{kind}-").removesuffix(place.suffix)
             named = path.name == f"{kind}-{uid}{place.suffix}" and _is_uid(uid)
-            if (named or _HIDDEN.fullmatch(path.name)) and path not in self.own:
+            if (named or _HIDDEN.fullmatch(path.name)) and path not in self.own_files:
                 yield path
 
     def _instances(self) -> Iterator[Path]:
         for path in _entries(self.run_directory):
-            if path not in self.own and path.name not in _OTHERS and _is_uid(path.name) and _is_directory(path):
+            if (
+                path not in self.own_files
+                and path.name not in _SHARED_DIRECTORIES
+                and _is_uid(path.name)
+                and _is_directory(path)
+            ):
                 yield path
 
 
@@ -141,8 +146,8 @@ def _remove_dead(path: Path) -> bool:
             return False
         aside = hidden_name(path)
         path.rename(aside)
-        there = aside.lstat()
-        if (there.st_dev, there.st_ino) != (before.st_dev, before.st_ino):
+        status = aside.lstat()
+        if (status.st_dev, status.st_ino) != (before.st_dev, before.st_ino):
             with suppress(FileExistsError):
                 os.link(aside, path, follow_symlinks=False)
             aside.unlink()

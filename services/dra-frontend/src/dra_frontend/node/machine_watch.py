@@ -101,14 +101,14 @@ class MachineWatch:
         """Number of failed reads since startup."""
         try:
             fingerprint = read_fingerprint(host)
-            self._replace(self._built(fingerprint, frozenset()), fingerprint)
+            self._replace(self._build(fingerprint, frozenset()), fingerprint)
             self.errors.read(self.inventory.machine)
         except InventoryError:
             raise
         except HostTreeError as error:
-            self._failed(str(error))
+            self._record_failure(str(error))
         except Exception as error:  # noqa: BLE001 - claims must be released on any machine
-            self._unforeseen(error)
+            self._record_bug(error)
 
     @property
     def machine(self) -> Machine:
@@ -140,12 +140,12 @@ class MachineWatch:
             try:
                 changed()
             except Exception as error:  # noqa: BLE001 - no state of the machine may end the process
-                self._unforeseen(error)
+                self._record_bug(error)
 
     async def read(self) -> None:
         """Reads the fingerprint, and rediscovers the whole machine if the fingerprint has changed. Does not raise."""
         try:
-            if self.errors.due:
+            if self.errors.is_due:
                 self.errors.read(self.inventory.machine)
             if self._clock() >= self._doubted_until:
                 self._shape = None
@@ -156,10 +156,10 @@ class MachineWatch:
                 await self._renew(fingerprint)
             self._fingerprint = fingerprint
         except HostTreeError as error:
-            self._failed(str(error))
+            self._record_failure(str(error))
             return
         except Exception as error:  # noqa: BLE001 - as at startup
-            self._unforeseen(error)
+            self._record_bug(error)
             return
         if self.problem:
             _log.info("machine readable again")
@@ -171,25 +171,25 @@ class MachineWatch:
         published.
         """
         counted = self.host_pages, self._reserve()
-        inventory = await asyncio.to_thread(self._built, fingerprint, self._ledger().held_cpus())
-        if inventory.refused and self.inventory.pools and not self.inventory.refused:
-            raise HostTreeError("/sys", "; ".join(inventory.refused.values()))
+        inventory = await asyncio.to_thread(self._build, fingerprint, self._ledger().held_cpus())
+        if inventory.refusals and self.inventory.pools and not self.inventory.refusals:
+            raise HostTreeError("/sys", "; ".join(inventory.refusals.values()))
         self._replace(inventory, fingerprint)
         self._counted = counted
 
     def _replace(self, inventory: Inventory, fingerprint: Fingerprint) -> None:
         # If CPUs go online or offline while the files are being read, the files may contradict each other. Therefore,
         # if the doubts differ from those of the previous discovery, the next read discovers the machine again.
-        settled = inventory.machine.doubts == self.inventory.machine.doubts
+        unchanged = inventory.machine.doubts == self.inventory.machine.doubts
         if fingerprint.shape != self._shape:
             self._doubted_until = self._clock() + DOUBT_SECONDS if inventory.machine.doubts else inf
         self.inventory = inventory
-        self._shape = fingerprint.shape if settled else None
+        self._shape = fingerprint.shape if unchanged else None
         self._fingerprint = fingerprint
 
-    def _built(self, fingerprint: Fingerprint, held: frozenset[int]) -> Inventory:
+    def _build(self, fingerprint: Fingerprint, held: frozenset[int]) -> Inventory:
         before = self.inventory
-        machine = before.machine if fingerprint.shape == self._shape else self._discovered()
+        machine = before.machine if fingerprint.shape == self._shape else self._discover()
         return build_inventory(
             machine,
             self._config,
@@ -200,20 +200,20 @@ class MachineWatch:
             kubelet_reserve=self._reserve(),
         )
 
-    def _discovered(self) -> Machine:
-        began = time.perf_counter()
+    def _discover(self) -> Machine:
+        start = time.perf_counter()
         machine = discover(self._host, self.inventory.machine)
-        figures = {"cpus": len(machine.cpus), "nodes": len(machine.numa_nodes)}
-        _log.info("machine read", extra={**figures, "seconds": round(time.perf_counter() - began, 3)})
+        counts = {"cpus": len(machine.cpus), "nodes": len(machine.numa_nodes)}
+        _log.info("machine read", extra={**counts, "seconds": round(time.perf_counter() - start, 3)})
         return machine
 
-    def _unforeseen(self, error: Exception) -> None:
+    def _record_bug(self, error: Exception) -> None:
         problem = f"internal error ({error!r}); see the log of dra-frontend"
         if problem != self.problem:
             _log.error("machine watch failed", exc_info=error)
-        self._failed(problem)
+        self._record_failure(problem)
 
-    def _failed(self, problem: str) -> None:
+    def _record_failure(self, problem: str) -> None:
         self.failures += 1
         if problem != self.problem:
             _log.error("cannot read machine, keeping last reading", extra={"error": problem})

@@ -7,7 +7,7 @@ from typing import Final
 
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.hugepage_pools import KernelPools
-from dra_frontend.node.pool_requests import MAX_RESPONSE_BYTES, MAX_SECONDS, PoolAnswer, PoolRequest, pool_socket
+from dra_frontend.node.pool_requests import MAX_RESPONSE_BYTES, MAX_SECONDS, PoolRequest, PoolResponse, pool_socket
 
 _PATIENCE_SECONDS: Final = 30.0
 """Seconds that the client waits beyond the time given to the helper, since one write can block while the kernel frees
@@ -72,10 +72,10 @@ class HelperPools:
                 connection.connect(self._path)
                 connection.send(request.model_dump_json(exclude_none=True).encode())
                 data = connection.recv(MAX_RESPONSE_BYTES)
-            answer = PoolAnswer.model_validate_json(data)
+            response = PoolResponse.model_validate_json(data)
         except OSError as error:
             raise HelperError(self._path, error.strerror or str(error)) from error
         except ValueError as error:
             raise HelperError(self._path, "its response is malformed") from error
-        if answer.problem:
-            raise HostTreeError(answer.subject, answer.problem)
+        if response.problem:
+            raise HostTreeError(response.subject, response.problem)

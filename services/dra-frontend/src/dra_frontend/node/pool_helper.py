@@ -24,7 +24,7 @@ from numa_node.log import ErrorLog, set_up_logging
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
-from dra_frontend.node.pool_requests import MAX_REQUEST_BYTES, PoolAnswer, PoolRequest, pool_socket
+from dra_frontend.node.pool_requests import MAX_REQUEST_BYTES, PoolRequest, PoolResponse, pool_socket
 
 _log = logging.getLogger(__name__)
 _SETTING: Final = "hugepagesOnDemand"
@@ -45,36 +45,36 @@ class PoolHelper:
         self._pools = pools
         self._config = config
 
-    def answer(self, data: bytes) -> PoolAnswer:
+    def handle(self, data: bytes) -> PoolResponse:
         """Resizes the pool as requested and returns the response. Does not raise, whatever the request contains."""
         try:
             if len(data) > MAX_REQUEST_BYTES:
                 raise ValueError(f"is larger than {MAX_REQUEST_BYTES} bytes")
             request = PoolRequest.model_validate_json(data)
         except ValueError:
-            return PoolAnswer.of_problem("request", "is malformed; frontend and helper have different versions")
+            return PoolResponse.of_problem("request", "is malformed; frontend and helper have different versions")
         try:
             if request.pages is None:
                 self._pools.check(request.numa_node, request.page_bytes)
             else:
                 self._resize(request, request.pages)
-            return PoolAnswer(pages=self._pools.pages(request.numa_node, request.page_bytes))
+            return PoolResponse(pages=self._pools.pages(request.numa_node, request.page_bytes))
         except HostTreeError as error:
-            return PoolAnswer.of_problem(error.path, error.reason)
+            return PoolResponse.of_problem(error.path, error.reason)
 
     def _resize(self, request: PoolRequest, pages: int) -> None:
         """Resizes a pool. Raises HostTreeError, including when the configuration does not allow pages of that size."""
         node, page = request.numa_node, request.page_bytes
         limit, reserved = self._config.pages_on_demand(node, page), self._config.reserved_bytes(node, page)
         has = self._pools.pages(node, page)
-        what = f"pages of {kubernetes_page_size(page)} on NUMA node {node}"
+        pages_text = f"pages of {kubernetes_page_size(page)} on NUMA node {node}"
         if not limit:
-            raise HostTreeError(_SETTING, f"has no {what}")
+            raise HostTreeError(_SETTING, f"has no {pages_text}")
         if pages > max(limit, has):
-            raise HostTreeError(_SETTING, f"allows {limit} {what}, but {pages} were requested")
+            raise HostTreeError(_SETTING, f"allows {limit} {pages_text}, but {pages} were requested")
         if pages < min(-(-reserved // page), has):
             raise HostTreeError(
-                "reservedMemory", f"reserves {reserved} bytes in {what}, but {pages} pages were requested"
+                "reservedMemory", f"reserves {reserved} bytes in {pages_text}, but {pages} pages were requested"
             )
         if pages < has:
             self._pools.shrink(node, page, pages)
@@ -83,7 +83,7 @@ class PoolHelper:
             self._pools.grow(node, page, pages, lambda: end - time.monotonic())
         if pages != has:
             got = self._pools.pages(node, page)
-            _log.info("pool resized", extra={"pool": what, "before": has, "requested": pages, "pages": got})
+            _log.info("pool resized", extra={"pool": pages_text, "before": has, "requested": pages, "pages": got})
 
 
 def _listen(path: Path) -> socket.socket:
@@ -114,9 +114,9 @@ def _check_pools(pools: KernelPools, config: Config) -> None:
     """Logs pools that cannot be resized. That is not fatal: a NUMA node may appear later, and requests are still
     handled.
     """
-    for one in config.hugepages_on_demand:
+    for entry in config.hugepages_on_demand:
         try:
-            pools.check(one.numa_node, parse_page_size(one.size))
+            pools.check(entry.numa_node, parse_page_size(entry.size))
         except HostTreeError as error:
             _log.error("cannot resize hugepage pool", extra={"error": str(error)})
 
@@ -140,7 +140,7 @@ def _serve(listening: socket.socket, helper: PoolHelper) -> None:
         with connection, error_log.catch("caller", "request not answered"):
             connection.settimeout(_CALLER_SECONDS)
             if (data := connection.recv(MAX_REQUEST_BYTES + 1)) and not _has_left(connection):
-                connection.send(helper.answer(data).model_dump_json().encode())
+                connection.send(helper.handle(data).model_dump_json().encode())
 
 
 def main(config: Config, host_root: str) -> int:

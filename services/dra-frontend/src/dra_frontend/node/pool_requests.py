@@ -45,7 +45,7 @@ class PoolRequest(_Message):
     """Number of seconds for which the helper may keep requesting missing pages from the kernel."""
 
 
-class PoolAnswer(_Message):
+class PoolResponse(_Message):
     """Result of a request."""
 
     pages: int = 0
@@ -56,7 +56,7 @@ class PoolAnswer(_Message):
     """Reason why the request was rejected or failed, or "" if it succeeded."""
 
     @classmethod
-    def of_problem(cls, subject: str, problem: str) -> "PoolAnswer":
+    def of_problem(cls, subject: str, problem: str) -> "PoolResponse":
         """Returns a response that reports a problem, with strings truncated to fit into a message."""
         return cls(subject=subject[:_MAX_TEXT_LENGTH], problem=problem[:_MAX_TEXT_LENGTH])
 

@@ -16,7 +16,7 @@ from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_node.mounts import Mount, mounts_over, parse_mounts
 
-from dra_frontend.node.host_tree import on_node
+from dra_frontend.node.host_tree import host_path
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 _EMPTY_DIR: Final = "/volumes/kubernetes.io~empty-dir/"
@@ -24,21 +24,21 @@ _EMPTY_DIR: Final = "/volumes/kubernetes.io~empty-dir/"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PreflightFault:
     """A resource that the pod needs but either does not have or cannot use."""
 
-    what: str
+    problem: str
     remedy: str = ""
-    """Remedy for the fault; empty if ``what`` already contains it."""
+    """Remedy for the fault; empty if ``problem`` already contains it."""
     fatal: bool = True
     """True if the service cannot work without the resource."""
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, (self.what, self.remedy)))
+        return "; ".join(filter(None, (self.problem, self.remedy)))
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class NeededDirectory:
     """A node directory that the service writes to."""
 
     path: str
@@ -49,11 +49,11 @@ class Needed:
     """Name of the chart's volume."""
 
 
-def needed_directories(config: Config) -> tuple[Needed, ...]:
+def needed_directories(config: Config) -> tuple[NeededDirectory, ...]:
     """Returns the directories, in the order in which problems with them are reported."""
     root = config.kubelet_root_dir.rstrip("/")
     plugins = [
-        Needed(
+        NeededDirectory(
             f"{root}/{place}/{driver}",
             f"{name} of {driver}",
             "kubeletRootDir",
@@ -65,8 +65,8 @@ def needed_directories(config: Config) -> tuple[Needed, ...]:
         )
         for driver in DRIVERS
     ]
-    run = Needed(config.run_dir, "the run directory", "runDir", "run")
-    return (run, Needed(config.cdi_dir, "the CDI directory", "cdiDir", "cdi"), *plugins)
+    run = NeededDirectory(config.run_dir, "the run directory", "runDir", "run")
+    return (run, NeededDirectory(config.cdi_dir, "the CDI directory", "cdiDir", "cdi"), *plugins)
 
 
 def read_mounts() -> tuple[Mount, ...]:
@@ -77,7 +77,9 @@ def read_mounts() -> tuple[Mount, ...]:
         return ()
 
 
-def check_pod(config: Config, host_root: str = "/", *, contained: bool, mounts: tuple[Mount, ...]) -> list[Fault]:
+def check_pod(
+    config: Config, host_root: str = "/", *, contained: bool, mounts: tuple[Mount, ...]
+) -> list[PreflightFault]:
     """Checks the node's directories as this process sees them, and returns the faults. Blocks.
 
     ``contained`` is True if this process runs in a pod's container; ``mounts`` are that container's mounts.
@@ -85,29 +87,29 @@ def check_pod(config: Config, host_root: str = "/", *, contained: bool, mounts: 
     faults = [
         fault
         for needed in needed_directories(config)
-        if (fault := _directory_fault(needed, on_node(host_root, needed.path), mounts if contained else ()))
+        if (fault := _directory_fault(needed, host_path(host_root, needed.path), mounts if contained else ()))
     ]
     return faults + (list(_container_faults(config, mounts)) if contained else [])
 
 
-def _directory_fault(needed: Needed, path: str, mounts: tuple[Mount, ...]) -> Fault | None:
-    what = f"{needed.name} {needed.path}"
+def _directory_fault(needed: NeededDirectory, path: str, mounts: tuple[Mount, ...]) -> PreflightFault | None:
+    subject = f"{needed.name} {needed.path}"
     mount = f"mount the node's {needed.path} there, read-write (the chart's {needed.volume} volume)"
     above = mounts_over(os.path.realpath(path), mounts)
     if above and above[-1].point == "/":
-        text = f"{what} is not mounted from the node: it is in the container's own file system"
-        return Fault(text, f"{mount}, or correct {needed.setting}")
+        text = f"{subject} is not mounted from the node: it is in the container's own file system"
+        return PreflightFault(text, f"{mount}, or correct {needed.setting}")
     if above and _EMPTY_DIR in above[-1].root:
-        return Fault(f"{what} is one of the pod's emptyDir volumes instead of the node's directory", mount)
-    there = _nearest(Path(path))
-    missing = "" if there == Path(path) else f" does not exist, and {there}"
-    if not there.is_dir():
-        return Fault(f"{what}{missing} is not a directory", f"remove it, or correct {needed.setting}")
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return PreflightFault(f"{subject} is one of the pod's emptyDir volumes instead of the node's directory", mount)
+    nearest = _nearest(Path(path))
+    missing = "" if nearest == Path(path) else f" does not exist, and {nearest}"
+    if not nearest.is_dir():
+        return PreflightFault(f"{subject}{missing} is not a directory", f"remove it, or correct {needed.setting}")
+    if os.statvfs(nearest).f_flag & os.ST_RDONLY:
         log = "if the node's own file system is read-only, see the kernel's log"
-        return Fault(f"{what}{missing} is mounted read-only", f"{mount}; {log}")
-    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        return Fault(f"{what}{missing} cannot be written by uid {os.geteuid()}", _permission(there))
+        return PreflightFault(f"{subject}{missing} is mounted read-only", f"{mount}; {log}")
+    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+        return PreflightFault(f"{subject}{missing} cannot be written by uid {os.geteuid()}", _permission(nearest))
     return None
 
 
@@ -125,18 +127,18 @@ def _nearest(path: Path) -> Path:
     return next((one for one in (path, *path.parents) if os.path.lexists(one)), Path("/"))
 
 
-def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fault]:
+def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[PreflightFault]:
     """Yields the non-fatal faults that can only occur in a container."""
     lock = Path(config.run_dir, "backend", "active.lock")
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
-        yield Fault(
+        yield PreflightFault(
             f"the frontend can open the backend's {lock}, so an attacker in the frontend could lock the backend out",
             f"mount an empty volume over {lock.parent} in the frontend container (the chart's 'hidden' volume)",
             fatal=False,
         )
     above = mounts_over(config.cgroup_root, mounts)
     if above and above[-1].kind != "cgroup2":
-        yield Fault(
+        yield PreflightFault(
             f"{config.cgroup_root} is a file system of type {above[-1].kind} instead of the node's cgroup2 tree: "
             "hugepages that host processes hold count as free",
             "mount the node's cgroup2 tree there, read-only (hostHugepages.detect: true in the chart's values)",

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 # Maximum wait for another instance that is switching the link.
 _SWITCH_SECONDS: Final = 10.0
-_LEAVE_SECONDS: Final = 2.0
+_CLEANUP_SECONDS: Final = 2.0
 
 
 class RunDirectory:
@@ -40,15 +40,15 @@ class RunDirectory:
 
     def __init__(self, root: Path, pod_uid: str) -> None:
         self._root = root
-        self._own = root / check_uid(pod_uid)
+        self._own_directory = root / check_uid(pod_uid)
         # The link's target is relative, since a container may mount the directory at a different path.
         self._target = Path(pod_uid, STATE_SOCKET)
-        self.state_socket = self._own / STATE_SOCKET
+        self.state_socket = self._own_directory / STATE_SOCKET
         check_socket_path(self.state_socket)
         self.active_link = root / STATE_SOCKET
         self.claims_lock = FileLock(root / CLAIMS_LOCK)
         self._placed: PlacedSocket | None = None
-        self._led = False
+        self._was_leader = False
         self.problem = ""
         """Reason why other processes cannot use the directory, or ""."""
 
@@ -61,7 +61,7 @@ class RunDirectory:
         self._root.mkdir(0o700, parents=True, exist_ok=True)
         # If a hostPath directory is missing, the kubelet creates it with mode 0755.
         self._root.chmod(0o700)
-        self._own.mkdir(0o700, exist_ok=True)
+        self._own_directory.mkdir(0o700, exist_ok=True)
 
     async def listen(self) -> socket.socket:
         """Returns the listening state socket. Replaces a stale file left by an earlier run of this pod."""
@@ -78,24 +78,24 @@ class RunDirectory:
             self._make()
             return listen_unix(self.state_socket)
 
-    async def keep(self, leads: Callable[[], bool], listen_anew: Callable[[], Awaitable[None]]) -> None:
+    async def maintain(self, leads: Callable[[], bool], reopen: Callable[[], Awaitable[None]]) -> None:
         """Calls :meth:`check` at each quiet tick (numa_node/ticks.py). Runs forever."""
         while True:
-            await self.check(leads=leads(), listen_anew=listen_anew)
+            await self.check(leads=leads(), reopen=reopen)
             await next_tick()
 
-    async def check(self, *, leads: bool, listen_anew: Callable[[], Awaitable[None]]) -> None:
+    async def check(self, *, leads: bool, reopen: Callable[[], Awaitable[None]]) -> None:
         """Points the link at this instance when it becomes the leader, or if the link is dangling. Does not raise.
 
-        If the socket was removed, calls ``listen_anew``, which must serve the socket returned by :meth:`listen`.
+        If the socket was removed, calls ``reopen``, which must serve the socket returned by :meth:`listen`.
         """
         try:
             if self._placed is not None and self._placed.is_gone():
                 _log.warning("socket was removed, creating it again", extra={"path": str(self.state_socket)})
-                await listen_anew()
-            if (leads and not self._led) or not self.active_link.exists():
+                await reopen()
+            if (leads and not self._was_leader) or not self.active_link.exists():
                 await self.become_active()
-            self._led, self.problem = leads, ""
+            self._was_leader, self.problem = leads, ""
         except OSError as error:
             # Only the reason is reported, since the error contains the name of a temporary link, which is different
             # each time.
@@ -113,16 +113,16 @@ class RunDirectory:
 
     def _switch_link(self) -> None:
         remove_hidden_links(self._root)
-        fresh = self._root / f".{secrets.token_hex(3)}"
-        fresh.symlink_to(self._target)
-        fresh.replace(self.active_link)
+        new_link = self._root / f".{secrets.token_hex(3)}"
+        new_link.symlink_to(self._target)
+        new_link.replace(self.active_link)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Removes the link, socket and directory provided that they still belong to this instance."""
         with suppress(OSError):
-            async with self.claims_lock.hold(_LEAVE_SECONDS):
+            async with self.claims_lock.hold(_CLEANUP_SECONDS):
                 await asyncio.to_thread(self._remove_link)
         await asyncio.to_thread(self._remove_own)
 
@@ -134,7 +134,7 @@ class RunDirectory:
         if self._placed is not None:
             self._placed.remove()
         with suppress(OSError):
-            self._own.rmdir()
+            self._own_directory.rmdir()
 
 
 async def _to_end(work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:

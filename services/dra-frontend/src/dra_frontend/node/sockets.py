@@ -37,8 +37,8 @@ class PlacedSocket:
         """Renames a bound socket to its final path, replacing a stale socket. Raises FileExistsError if any other file
         exists at that path.
         """
-        there = _status(path)
-        if there is not None and not stat.S_ISSOCK(there.st_mode):
+        existing = _status(path)
+        if existing is not None and not stat.S_ISSOCK(existing.st_mode):
             raise FileExistsError(f"{path} exists but is not a socket: remove it, or choose another directory")
         bound.chmod(0o600)
         status = bound.lstat()
@@ -51,13 +51,13 @@ class PlacedSocket:
         Raises OSError. The check does not wait for a disk while the file exists: the kernel keeps the directory entry
         of a bound socket, and those of the directories above it, in memory (unix_bind() in net/unix/af_unix.c).
         """
-        there = _status(self.path)
-        return there is None or not stat.S_ISSOCK(there.st_mode)
+        status = _status(self.path)
+        return status is None or not stat.S_ISSOCK(status.st_mode)
 
     def remove(self) -> None:
         """Removes the file if it still belongs to this process. Requires the socket to be open."""
-        there = _status(self.path)
-        if there is not None and (there.st_dev, there.st_ino) == (self.device, self.inode):
+        status = _status(self.path)
+        if status is not None and (status.st_dev, status.st_ino) == (self.device, self.inode):
             self.path.unlink(missing_ok=True)
 
 

@@ -33,12 +33,12 @@ from dra_frontend.placement.place import (
     Place,
     Rank,
     build,
+    combined_amounts,
     fewest_threads,
-    has,
+    is_possible,
     merged,
-    picked,
+    pick_amounts,
     split,
-    together,
     up_to,
 )
 
@@ -70,9 +70,9 @@ class Layout:
         places = []
         for place, found in cores.items():
             whole = tuple(tuple(cpus) for core, cpus in found.items() if len(cpus) == threads[core])
-            broken = [tuple(cpus) for core, cpus in found.items() if len(cpus) < threads[core]]
+            partial = [tuple(cpus) for core, cpus in found.items() if len(cpus) < threads[core]]
             all_cpus = frozenset(cpu for cpus in found.values() for cpu in cpus)
-            places.append((all_cpus, Place(*place, whole, tuple(sorted(broken, key=fewest_threads)))))
+            places.append((all_cpus, Place(*place, whole, tuple(sorted(partial, key=fewest_threads)))))
         kinds = {cpu.core_type for cpu in machine.cpus.values()}
         by_type = {kind: frozenset(one.id for one in machine.cpus.values() if one.core_type == kind) for kind in kinds}
         return cls(
@@ -81,8 +81,8 @@ class Layout:
 
     def spread(self, cpus: frozenset[int]) -> tuple[int, int]:
         """Returns the number of sockets, and the number of NUMA nodes, across which the CPUs are spread."""
-        mine = [place for all_cpus, place in self.places if not cpus.isdisjoint(all_cpus)]
-        return len({place.package for place in mine}), len({place.node for place in mine})
+        used = [place for all_cpus, place in self.places if not cpus.isdisjoint(all_cpus)]
+        return len({place.package for place in used}), len({place.node for place in used})
 
     def within(self, cpus: frozenset[int], *, atomic: bool = False) -> list[Place]:
         """Returns the places that contain any of the given CPUs, reduced to those CPUs, or to their whole cores if
@@ -109,12 +109,12 @@ def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
     by their number of available threads, lowest first.
     """
     whole = [core for core in place.whole if cpus.issuperset(core)]
-    broken: list[Core] = []
+    partial: list[Core] = []
     if not atomic:
         others = [core for core in place.whole if not cpus.issuperset(core)]
-        cut = (tuple(cpu for cpu in core if cpu in cpus) for core in (*others, *place.broken))
-        broken = sorted(filter(None, cut), key=fewest_threads)
-    return place.holding(whole, broken, atomic=atomic) if whole or broken else None
+        cut = (tuple(cpu for cpu in core if cpu in cpus) for core in (*others, *place.partial))
+        partial = sorted(filter(None, cut), key=fewest_threads)
+    return place.with_cores(whole, partial, atomic=atomic) if whole or partial else None
 
 
 @lru_cache(128)
@@ -122,7 +122,7 @@ def first_threads(place: Place) -> Place:
     """Returns the place reduced to one thread per core. A whole core is represented by its first thread and is still
     treated as whole.
     """
-    return place.holding([core[:1] for core in place.whole], [core[:1] for core in place.broken])
+    return place.with_cores([core[:1] for core in place.whole], [core[:1] for core in place.partial])
 
 
 def allocate(
@@ -134,7 +134,7 @@ def allocate(
     deterministic. Raises NoCpusError.
     """
     found = []
-    for kind in kinds(offered, layout) if parameters.core_type == "any" else ():
+    for kind in cpus_by_core_kind(offered, layout) if parameters.core_type == "any" else ():
         if parameters.numa != "distribute" or _nodes(kind, layout, parameters) == _nodes(offered, layout, parameters):
             with suppress(NoCpusError):
                 found.append(_allocate(kind, taken, count, layout, parameters))
@@ -142,7 +142,7 @@ def allocate(
     return min(found, key=layout.spread) if found else _allocate(offered, taken, count, layout, parameters)
 
 
-def kinds(offered: frozenset[int], layout: Layout) -> list[frozenset[int]]:
+def cpus_by_core_kind(offered: frozenset[int], layout: Layout) -> list[frozenset[int]]:
     """Returns the CPUs of each kind of core, fastest first, or an empty list if all CPUs are of the same kind."""
     if len(layout.by_type) == 1:
         return []
@@ -153,11 +153,11 @@ def kinds(offered: frozenset[int], layout: Layout) -> list[frozenset[int]]:
 
 def _nodes(cpus: frozenset[int], layout: Layout, parameters: CpuParameters) -> set[int]:
     """Returns the NUMA nodes of the CPUs that the parameters allow."""
-    allowed = _filtered(cpus, layout, parameters)
+    allowed = _allowed_cpus(cpus, layout, parameters)
     return {node for node, all_cpus in layout.by_node.items() if not allowed.isdisjoint(all_cpus)}
 
 
-def _filtered(cpus: frozenset[int], layout: Layout, parameters: CpuParameters) -> frozenset[int]:
+def _allowed_cpus(cpus: frozenset[int], layout: Layout, parameters: CpuParameters) -> frozenset[int]:
     if parameters.isolcpus != "ignore":
         cpus = cpus & layout.isolcpus if parameters.isolcpus == "only" else cpus - layout.isolcpus
     if parameters.core_type != "any":
@@ -170,23 +170,23 @@ def _allocate(
 ) -> frozenset[int]:
     search = _Search(offered, taken, count, layout, parameters)
     # From here on, each required parameter narrows the choice further.
-    if not has(together(search.places), count):
-        raise search.refused("")
+    if not is_possible(combined_amounts(search.places), count):
+        raise search.refusal("")
     if parameters.l3 == "required":
         return frozenset(search.in_one_l3())
     if parameters.numa == "distribute":
-        return frozenset(search.over_nodes())
+        return frozenset(search.distribute())
     return frozenset(search.take(search.places, count, (PACKAGE, NODE)))
 
 
-def suitable(
+def suitable_places(
     offered: frozenset[int], taken: frozenset[int], layout: Layout, parameters: CpuParameters, chosen: frozenset[int]
 ) -> Sequence[Place]:
     """Returns the places from which an allocation could choose: their CPUs are free and allowed by the parameters.
 
     If all chosen CPUs belong to cores of the same kind, the places contain only CPUs of that kind.
     """
-    offered = next((cpus for cpus in kinds(offered, layout) if chosen <= cpus), offered)
+    offered = next((cpus for cpus in cpus_by_core_kind(offered, layout) if chosen <= cpus), offered)
     return _Search(offered, taken, 0, layout, parameters).places
 
 
@@ -201,8 +201,8 @@ class _Search:
         self._parameters = parameters
         self._whole = parameters.full_physical_cores
         self._free = offered - taken
-        self._allowed = _filtered(offered, layout, parameters)
-        self.places = layout.within(_filtered(self._free, layout, parameters), atomic=self._whole)
+        self._allowed = _allowed_cpus(offered, layout, parameters)
+        self.places = layout.within(_allowed_cpus(self._free, layout, parameters), atomic=self._whole)
 
     def take(self, places: Sequence[Place], need: int, levels: tuple[Level, ...]) -> list[int]:
         """Takes CPUs from places that have enough of them, according to the strategy."""
@@ -224,20 +224,20 @@ class _Search:
 
     def in_one_l3(self) -> list[int]:
         groups = _by_l3(self.places)
-        holding = [group for group in groups if has(together(group), self._count)]
-        if not holding:
-            most = max((together(group).bit_length() - 1 for group in groups), default=0)
-            raise self.refused(f"; no single L3 group has that many (the largest has {most})")
+        candidates = [group for group in groups if is_possible(combined_amounts(group), self._count)]
+        if not candidates:
+            largest = max((combined_amounts(group).bit_length() - 1 for group in groups), default=0)
+            raise self.refusal(f"; no single L3 group has that many (the largest has {largest})")
 
         def score(group: Sequence[Place]) -> tuple[int, Rank, int]:
             place = merged(group)
-            cores = len(place.whole) + len(place.broken)
+            cores = len(place.whole) + len(place.partial)
             doubled = max(0, self._count - cores) if self._parameters.strategy == "spread" else 0
             return doubled, place.best(self._count)[0], place.key
 
-        return self.take(min(holding, key=score), self._count, (NODE,))
+        return self.take(min(candidates, key=score), self._count, (NODE,))
 
-    def over_nodes(self) -> list[int]:
+    def distribute(self) -> list[int]:
         by_node = {group[0].node: group for group in split(self.places, (NODE,))}
         # Every node that contains any of the device's allowed CPUs gets a share, even if all these CPUs are taken.
         nodes = sorted(node for node, cpus in self._layout.by_node.items() if not self._allowed.isdisjoint(cpus))
@@ -245,44 +245,44 @@ class _Search:
         order = sorted(nodes, key=lambda node: (-free[node], node))
         groups = [by_node.get(node, []) for node in order]
         widest = max(len(core) for place in self.places for core in place.whole) if self._whole else 1
-        shares = even_shares([together(group) for group in groups], self._count, widest)
+        shares = even_shares([combined_amounts(group) for group in groups], self._count, widest)
         if shares is None:
             shown = ", ".join(f"{free[node]} on node {node}" for node in nodes)
-            raise self.refused(f"; they cannot be distributed evenly over the NUMA nodes; free and suitable: {shown}")
+            raise self.refusal(f"; they cannot be distributed evenly over the NUMA nodes; free and suitable: {shown}")
         shared = zip(groups, shares, strict=True)
         return [cpu for group, share in shared if share for cpu in self.take(group, share, (NODE,))]
 
-    def refused(self, detail: str) -> NoCpusError:
+    def refusal(self, detail: str) -> NoCpusError:
         """Returns the error, preferring causes that would remain even if CPUs were released. The whole machine is
         searched only to report an error.
         """
-        return self._none_here() or (self._whole and self._no_multiple()) or self._none(detail)
+        return self._missing_property() or (self._whole and self._no_core_multiple()) or self._no_cpus(detail)
 
-    def _none_here(self) -> NoCpusError | None:
+    def _missing_property(self) -> NoCpusError | None:
         """Returns an error if the request requires a property that the machine does not have, else None."""
         if self._parameters.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
-            return self._none(
+            return self._no_cpus(
                 "; on this machine, performance and efficiency cores cannot be distinguished by "
                 "/sys/devices/cpu_core/cpus, cpu_capacity or CPU frequencies"
             )
         places = self._layout.within(self._allowed) if self._parameters.l3 == "required" else []
         if places and all(place.l3 is None for place in places):
-            return self._none("; the device's CPUs have no L3 cache; use l3: preferred")
+            return self._no_cpus("; the device's CPUs have no L3 cache; use l3: preferred")
         return None
 
-    def _no_multiple(self) -> NoCpusError | None:
+    def _no_core_multiple(self) -> NoCpusError | None:
         """Returns an error if the device's whole cores could not provide the requested amount even if all were free."""
         places = self._layout.within(self._allowed, atomic=True)
         one_l3 = self._parameters.l3 == "required"
         groups = _by_l3(places) if one_l3 else [places]
         possible = 1
         for group in groups:
-            possible |= together(group)
+            possible |= combined_amounts(group)
         more = possible >> self._count
         if not more:
-            where = " in one L3" if one_l3 else ""
-            return self._none(
-                f"; the device's whole cores have at most {possible.bit_length() - 1} CPUs{where}, free or taken"
+            scope = " in one L3" if one_l3 else ""
+            return self._no_cpus(
+                f"; the device's whole cores have at most {possible.bit_length() - 1} CPUs{scope}, free or taken"
             )
         following = self._count + (more & -more).bit_length() - 1
         if following == self._count:
@@ -291,11 +291,11 @@ class _Search:
             f"{self._count} CPUs are not a whole number of physical cores; the next possible amount is {following}"
         )
 
-    def _none(self, detail: str) -> NoCpusError:
-        given = self._parameters.model_dump(exclude_defaults=True, exclude={"quota", "isolation"})
-        asked = ", ".join(f"{key}: {str(value).lower()}" for key, value in given.items())
+    def _no_cpus(self, detail: str) -> NoCpusError:
+        set_parameters = self._parameters.model_dump(exclude_defaults=True, exclude={"quota", "isolation"})
+        settings = ", ".join(f"{key}: {str(value).lower()}" for key, value in set_parameters.items())
         usable = [cpu for place in self.places for cpu in place.cpus]
-        text = f"{self._count} CPUs requested{f' ({asked})' if asked else ''}, {_listed(self._free, 'free')}"
+        text = f"{self._count} CPUs requested{f' ({settings})' if settings else ''}, {_listed(self._free, 'free')}"
         if len(usable) != len(self._free):
             text += f", of which {_listed(usable, 'are suitable')}"
         return NoCpusError(text + detail)
@@ -319,7 +319,7 @@ def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | N
     mean = need // len(amounts)
     for width in range(widest + 1):
         for lowest in range(mean, max(-1, mean - width - 1), -1):
-            shares = picked([given & up_to(width) << lowest for given in amounts], need)
+            shares = pick_amounts([possible & up_to(width) << lowest for possible in amounts], need)
             if shares is not None:
                 return shares
     return None

@@ -52,34 +52,34 @@ def sums(sizes: Sequence[int]) -> int:
     return found
 
 
-def has(amounts: int, amount: int) -> bool:
+def is_possible(amounts: int, amount: int) -> bool:
     """Returns True if an amount is possible."""
     return bool(amounts >> amount & 1)
 
 
-def picked(amounts: Sequence[int], need: int) -> list[int] | None:
+def pick_amounts(amounts: Sequence[int], need: int) -> list[int] | None:
     """Returns one amount from each bit set so that they add up to ``need``, or None if that is not possible.
 
     Earlier bit sets contribute as much as possible.
     """
-    choices = [[n for n in range(given.bit_length(), -1, -1) if has(given, n)] for given in amounts]
+    choices = [[n for n in range(possible.bit_length(), -1, -1) if is_possible(possible, n)] for possible in amounts]
     rests = [1]
     for shares in reversed(choices):
         reach = 0
         for share in shares:
             reach |= rests[-1] << share
         rests.append(reach)
-    if not has(rests.pop(), need):
+    if not is_possible(rests.pop(), need):
         return None
     chosen: list[int] = []
     for shares in choices:
         rest = rests.pop()
-        chosen.append(next(share for share in shares if share <= need and has(rest, need - share)))
+        chosen.append(next(share for share in shares if share <= need and is_possible(rest, need - share)))
         need -= chosen[-1]
     return chosen
 
 
-def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
+def fill(whole: Iterable[Core], partial: Iterable[Core], need: int) -> list[int]:
     """Returns ``need`` CPUs: first whole cores that are not larger than the number of CPUs still needed, then threads
     of partly used cores, and finally single threads of the remaining whole cores.
     """
@@ -90,14 +90,14 @@ def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
             taken += core
         else:
             spare.append(core)
-    for core in (*broken, *spare):
+    for core in (*partial, *spare):
         taken += core[: need - len(taken)]
     return taken
 
 
-def exactly(cores: Sequence[Core], need: int) -> list[int]:
+def take_exactly(cores: Sequence[Core], need: int) -> list[int]:
     """Returns exactly ``need`` CPUs on whole cores, preferring the first cores."""
-    shares = picked([1 | 1 << len(core) for core in cores], need) or ()
+    shares = pick_amounts([1 | 1 << len(core) for core in cores], need) or ()
     return [cpu for core, share in zip(cores, shares, strict=True) if share for cpu in core]
 
 
@@ -112,10 +112,10 @@ class Place:
     l3: int | None
     whole: tuple[Core, ...]
     """Cores whose online threads are all available, ordered by their lowest CPU."""
-    broken: tuple[Core, ...] = ()
+    partial: tuple[Core, ...] = ()
     """Available threads of partly used cores, in the order in which they are taken."""
     atomic: bool = False
-    """True if cores may only be taken whole; ``broken`` is then empty."""
+    """True if cores may only be taken whole; ``partial`` is then empty."""
     key: int = field(init=False)
     """Lowest CPU, which is used to choose between equally good parts."""
     size: int = field(init=False)
@@ -125,10 +125,10 @@ class Place:
 
     def __post_init__(self) -> None:
         """Computes ``key``, ``size`` and ``amounts``."""
-        size = sum(map(len, self.whole)) + sum(map(len, self.broken))
-        object.__setattr__(self, "key", min(self.whole[:1] + self.broken)[0])
+        size = sum(map(len, self.whole)) + sum(map(len, self.partial))
+        object.__setattr__(self, "key", min(self.whole[:1] + self.partial)[0])
         object.__setattr__(self, "size", size)
-        object.__setattr__(self, "amounts", together([self]))
+        object.__setattr__(self, "amounts", combined_amounts([self]))
 
     @property
     def places(self) -> "tuple[Place]":
@@ -138,16 +138,16 @@ class Place:
     @property
     def cpus(self) -> list[int]:
         """All CPUs of the place."""
-        return [cpu for core in self.whole + self.broken for cpu in core]
+        return [cpu for core in self.whole + self.partial for cpu in core]
 
     def rest(self) -> "Place | None":
         """Returns the place without the first thread of each core, or None if nothing is left."""
-        rest = [core[1:] for core in self.whole + self.broken if len(core) > 1]
-        return self.holding([], rest) if rest else None
+        rest = [core[1:] for core in self.whole + self.partial if len(core) > 1]
+        return self.with_cores([], rest) if rest else None
 
-    def holding(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
+    def with_cores(self, whole: Iterable[Core], partial: Iterable[Core], *, atomic: bool = False) -> "Place":
         """Returns a copy of the place in which the given cores replace its own."""
-        return Place(self.package, self.node, self.l3, tuple(whole), tuple(broken), atomic)
+        return Place(self.package, self.node, self.l3, tuple(whole), tuple(partial), atomic)
 
     def best(self, need: int) -> "tuple[Rank, Place]":
         """Returns (rank, place): the place's rank for a number of CPUs that it can provide, and the place itself."""
@@ -158,18 +158,18 @@ class Place:
         for core in self.whole:
             if len(core) <= need:
                 need -= len(core)
-        return need > sum(map(len, self.broken))
+        return need > sum(map(len, self.partial))
 
     def take(self, need: int) -> list[int]:
         """Returns ``need`` CPUs. The place must be able to provide them."""
-        return exactly(self.whole, need) if self.atomic else fill(self.whole, self.broken, need)
+        return take_exactly(self.whole, need) if self.atomic else fill(self.whole, self.partial, need)
 
 
 def fewest_threads(core: Core) -> tuple[int, Core]:
     return len(core), core
 
 
-def together(places: Sequence[Place]) -> int:
+def combined_amounts(places: Sequence[Place]) -> int:
     """Returns the bit set of the amounts that places can provide together."""
     if places and places[0].atomic:
         return sums([size for place in places for size in map(len, place.whole)])
@@ -180,10 +180,10 @@ def merged(places: Sequence[Place]) -> Place:
     """Returns one place with the cores of all the places."""
     if len(places) == 1:
         return places[0]
-    one = places[0]
+    first = places[0]
     whole = sorted(core for place in places for core in place.whole)
-    broken = sorted((core for place in places for core in place.broken), key=fewest_threads)
-    return Place(one.package, one.node, one.l3, tuple(whole), tuple(broken), one.atomic)
+    partial = sorted((core for place in places for core in place.partial), key=fewest_threads)
+    return Place(first.package, first.node, first.l3, tuple(whole), tuple(partial), first.atomic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +217,15 @@ class Branch:
         taken: list[int] = []
         left = sorted(self.parts, key=lambda part: (-part.size, part.key))
         while need > left[0].size:
-            others = together([place for part in left[1:] for place in part.places])
-            if not has(others, need - left[0].size):
+            others = combined_amounts([place for part in left[1:] for place in part.places])
+            if not is_possible(others, need - left[0].size):
                 break
             taken += left[0].take(left[0].size)
             need -= left.pop(0).size
         found = best_of(left, need)
         if found is not None:
             return taken + found[1].take(need)
-        return taken + exactly([core for part in left for core in part.whole], need)
+        return taken + take_exactly([core for part in left for core in part.whole], need)
 
 
 Part: TypeAlias = Place | Branch
@@ -237,10 +237,10 @@ def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
     """
     # Rank and part are determined in one pass. Otherwise, the places of the best part would be ranked again at every
     # lower level.
-    holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]
-    if not holding:
+    candidates = [(part.best(need), part) for part in parts if is_possible(part.amounts, need)]
+    if not candidates:
         return None
-    return min(holding, key=lambda held: (held[0][0], held[1].size, held[1].key))[0]
+    return min(candidates, key=lambda found: (found[0][0], found[1].size, found[1].key))[0]
 
 
 def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
@@ -251,7 +251,7 @@ def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
     if len(parts) == 1:
         return parts[0]
     key, size = min(part.key for part in parts), sum(part.size for part in parts)
-    return Branch(places, parts, len(levels), key, size, together(places))
+    return Branch(places, parts, len(levels), key, size, combined_amounts(places))
 
 
 def split(places: Sequence[Place], levels: Sequence[Level]) -> list[list[Place]]:

@@ -61,13 +61,13 @@ class Holding:
         has for the device.
         """
         if offline := self.cpus - online:
-            return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
+            return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.claims_text()}"
         if self.amount > left:
             unit = "CPUs" if self.cpus else "bytes"
-            return f"claims hold {self.amount} {unit}, but the node has {left}; {self.named()}"
+            return f"claims hold {self.amount} {unit}, but the node has {left}; {self.claims_text()}"
         return ""
 
-    def named(self) -> str:
+    def claims_text(self) -> str:
         """Returns the claims as text for a message: the first few by name, then the number of remaining claims."""
         first, more = sorted(self.claims)[:_CLAIMS_NAMED], len(self.claims) - _CLAIMS_NAMED
         return f"claims: {', '.join(first)}" + (f" and {more} more" if more > 0 else "")
@@ -84,8 +84,8 @@ class Snapshot:
 
     def unhealthy(self) -> list[DeviceHealth]:
         """Returns the unhealthy devices."""
-        every = (health for devices in self.health.values() for health in devices)
-        return [health for health in every if health.health is Health.UNHEALTHY]
+        all_devices = (health for devices in self.health.values() for health in devices)
+        return [health for health in all_devices if health.health is Health.UNHEALTHY]
 
     def faults(self) -> list[str]:
         """Returns a line about each unhealthy device."""
@@ -102,7 +102,7 @@ class Offer:
     counted: bool = False
     """True if devices declare which of the node's allocatable resources they consume (KEP-5517)."""
     snapshot: Snapshot = field(default_factory=Snapshot)
-    _books: tuple[object, ...] = ()
+    _inputs: tuple[object, ...] = ()
 
     def refresh(
         self,
@@ -114,20 +114,20 @@ class Offer:
         """Recomputes the devices if the inventory, the claims' allocations, the faults or the shortages have changed,
         and publishes the result.
         """
-        # The objects in ``books`` are replaced whenever they change. They are compared by identity, so an idle node
+        # The objects in ``inputs`` are replaced whenever they change. They are compared by identity, so an idle node
         # does no work.
-        books, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._books
-        if len(books) == len(known) and all(map(is_, books, known)):
+        inputs, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._inputs
+        if len(inputs) == len(known) and all(map(is_, inputs, known)):
             return
         before, found = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults, shortages)
         documents = {driver: self._documents(driver, found, before) for driver in self.boards}
         # Stored only now, so that the devices are not mistaken for published ones after an exception.
-        self._books, self.snapshot = books, found
+        self._inputs, self.snapshot = inputs, found
         for fault in found.faults():
             if fault not in before.faults():
                 _log.warning("device unhealthy", extra={"fault": fault})
         for driver, board in self.boards.items():
-            board.show(found.health[driver])
+            board.update(found.health[driver])
             self.publishers[driver].set_pools(documents[driver])
 
     def _documents(self, driver: str, found: Snapshot, before: Snapshot) -> dict[str, list[dict[str, Any]]]:
@@ -167,20 +167,20 @@ def snapshot(
     left = {(pool.driver, device.name): device.amount for pool in inventory.pools for device in pool.devices}
     health: dict[str, list[DeviceHealth]] = {driver: [] for driver in DRIVERS}
     unseen, pools = dict(held), []
-    for pool in _with_gone(inventory.pools, before.pools, held.keys() - left.keys()):
+    for pool in _with_missing(inventory.pools, before.pools, held.keys() - left.keys()):
         devices = []
         for device in pool.devices:
             key = (pool.driver, device.name)
             holding, rest = unseen.pop(key, Holding()), left.get(key, 0)
-            errors = [one for one in faults if _concerns(one, device)]
+            errors = [one for one in faults if _affects(one, device)]
             failing = max((one.kind for one in errors), default="")
             device = replace(device, overclaimed=holding.amount > rest, failing=failing)
             if inventory.observes:
                 device = replace(device, attributes={**device.attributes, OBSERVE_ATTRIBUTES[pool.driver]: True})
             devices.append(_with_shortage(device, shortages))
             # Reserved memory is included: claims that were prepared before it was reserved keep their part of it.
-            there = rest + _reserved(device, inventory)
-            fault = "; ".join(filter(None, (holding.fault(there, online), *(one.text for one in errors))))
+            available = rest + _reserved(device, inventory)
+            fault = "; ".join(filter(None, (holding.fault(available, online), *(one.text for one in errors))))
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
@@ -188,7 +188,7 @@ def snapshot(
     # pods whose claims hold them.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
-            fault = f"this node no longer has this device; {holding.named()}"
+            fault = f"this node no longer has this device; {holding.claims_text()}"
             health[driver].append(DeviceHealth(holding.pool, name, Health.UNHEALTHY, fault))
     return Snapshot(tuple(pools), health, held)
 
@@ -207,14 +207,14 @@ def _reserved(device: Device, inventory: Inventory) -> int:
     return 0
 
 
-def _concerns(fault: Fault, device: Device) -> bool:
+def _affects(fault: Fault, device: Device) -> bool:
     """Returns True if a fault may affect a device's CPUs or memory."""
     if isinstance(device, CpuDevice):
         return not device.cpus.isdisjoint(fault.cpus)
     return device.numa_node in fault.numa_nodes
 
 
-def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -> list[Pool]:
+def _with_missing(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -> list[Pool]:
     """Adds devices that claims still hold but the machine no longer has, at their previous positions in the pools."""
     merged = {(pool.driver, pool.name): pool for pool in fresh}
     for pool in before:
@@ -233,8 +233,8 @@ def _emptied(device: Device) -> Device:
     """Returns a copy of the device with its capacity reduced to the minimum, since the server rejects zero."""
     if device.capacity is None:
         return replace(device, cpus=frozenset())
-    least = replace(device.capacity, value=device.capacity.minimum, default=device.capacity.minimum, step=None)
+    minimum = replace(device.capacity, value=device.capacity.minimum, default=device.capacity.minimum, step=None)
     if isinstance(device, CpuDevice):
         attributes = {**device.attributes, "dra.cpu/numCPUs": 0}
-        return replace(device, capacity=least, cpus=frozenset(), attributes=attributes)
-    return replace(device, capacity=least)
+        return replace(device, capacity=minimum, cpus=frozenset(), attributes=attributes)
+    return replace(device, capacity=minimum)

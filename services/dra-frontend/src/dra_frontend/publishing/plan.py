@@ -18,7 +18,14 @@ from typing import Any, Final
 from numa_contract.state.status import StatusCode
 
 from dra_frontend.api_server.requests import Document
-from dra_frontend.devices.gates import ALLOCATABLE, BINDING, COUNTING, LISTS, TAINTS, TAINTS_FIELD
+from dra_frontend.devices.gates import (
+    ALLOCATABLE_FIELD,
+    BINDING_GATE,
+    COUNTING_GATE,
+    LISTS_GATE,
+    TAINTS_FIELD,
+    TAINTS_GATE,
+)
 
 Accepted = Mapping[str, tuple[Document, Document]]
 """For each slice name, the slice as it was sent and as the server stored it. A slice that the server alters is not sent
@@ -94,7 +101,7 @@ def _without_lists(device: Document) -> Document:
     return {**device, "attributes": attributes}
 
 
-def _asked_for(documents: Iterable[Document]) -> bool:
+def _has_requested_lists(documents: Iterable[Document]) -> bool:
     """Returns True if any device has an attribute that is a list of strings. Such attributes are published only if the
     configuration asks for them. Lists of NUMA nodes (integers) are not considered, since they are published whenever
     the server accepts lists.
@@ -104,7 +111,7 @@ def _asked_for(documents: Iterable[Document]) -> bool:
 
 
 def _without_mapping(device: Document) -> Document:
-    return {key: value for key, value in device.items() if key != ALLOCATABLE}
+    return {key: value for key, value in device.items() if key != ALLOCATABLE_FIELD}
 
 
 MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
@@ -119,31 +126,31 @@ _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
         _without_lists,
         (
             "devices lack attributes that are lists, such as the PCIe roots near their CPUs: the API server refuses "
-            f"list attributes; enable the feature gate {LISTS} in the API server and the scheduler"
+            f"list attributes; enable the feature gate {LISTS_GATE} in the API server and the scheduler"
         ),
     ),
     MAPPING_REFUSED: (
         _without_mapping,
         (
-            f"{_NOT_COUNTED}: the API server refuses {ALLOCATABLE}; enable the feature gate {COUNTING} in this "
-            "node's kubelet, the API server and the scheduler, or remove publishNodeAllocatableResourceMapping"
+            f"{_NOT_COUNTED}: the API server refuses {ALLOCATABLE_FIELD}; enable the feature gate {COUNTING_GATE} in "
+            "this node's kubelet, the API server and the scheduler, or remove publishNodeAllocatableResourceMapping"
         ),
     ),
 }
 # Fields that a server may drop, with the effect and the feature gate.
 _DROPPED: Final = {
-    f".{ALLOCATABLE}": (_NOT_COUNTED, f"{COUNTING} (Kubernetes 1.37)"),
-    f".{TAINTS_FIELD}": ("the scheduler does not avoid devices that fail or must not be used", TAINTS),
+    f".{ALLOCATABLE_FIELD}": (_NOT_COUNTED, f"{COUNTING_GATE} (Kubernetes 1.37)"),
+    f".{TAINTS_FIELD}": ("the scheduler does not avoid devices that fail or must not be used", TAINTS_GATE),
 }
 CONDITIONS_DROPPED: Final = StatusCode.CONDITIONS_DROPPED
 _CONDITIONS_NOTE: Final = (
     "devices for hugepagesOnDemand are not published: the API server drops bindingConditions; enable the feature "
-    f"gate {BINDING} in the API server and the scheduler (on by default from Kubernetes 1.36), or remove "
+    f"gate {BINDING_GATE} in the API server and the scheduler (on by default from Kubernetes 1.36), or remove "
     "hugepagesOnDemand"
 )
 
 
-def conditional(document: Document) -> Document | None:
+def only_conditional_devices(document: Document) -> Document | None:
     """Returns a slice for a dry run, containing only the devices with binding conditions, or None if it has no such
     devices.
     """
@@ -153,7 +160,7 @@ def conditional(document: Document) -> Document | None:
     return {**document, "metadata": {"generateName": "dry-run-"}, "spec": spec} if devices else None
 
 
-def unconditional(document: Document) -> Document:
+def without_conditional_devices(document: Document) -> Document:
     """Returns a slice without those devices that have binding conditions."""
     devices = [one for one in document["spec"]["devices"] if "bindingConditions" not in one]
     return {**document, "spec": {**document["spec"], "devices": devices}}
@@ -172,7 +179,9 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
                 {**one, "spec": {**one["spec"], "devices": [*map(without, one["spec"]["devices"])]}} for one in before
             ]
             if after != before:
-                found.append((after, (*reasons, "" if reason == LISTS_REFUSED and not _asked_for(before) else reason)))
+                found.append(
+                    (after, (*reasons, "" if reason == LISTS_REFUSED and not _has_requested_lists(before) else reason))
+                )
     return found
 
 

@@ -86,17 +86,17 @@ class Publisher:
         waits = Backoff(*self._waits, reset_after=_CALM_SECONDS)
         async with asyncio.TaskGroup() as tasks:
             while True:
-                least = 0.0
+                minimum_wait = 0.0
                 try:
-                    await self._round(tasks)
+                    await self._run_round(tasks)
                 except WatchExpiredError:
                     _log.info("watch expired", extra={"driver": self._driver})
                 except Exception as error:  # noqa: BLE001 - no response of a server may stop the service
-                    self._failed(error)
-                    least = error.retry_after if isinstance(error, KubeError) else 0.0
-                await asyncio.sleep(max(waits.next(), least))
+                    self._record_failure(error)
+                    minimum_wait = error.retry_after if isinstance(error, KubeError) else 0.0
+                await asyncio.sleep(max(waits.next(), minimum_wait))
 
-    async def _round(self, tasks: asyncio.TaskGroup) -> None:
+    async def _run_round(self, tasks: asyncio.TaskGroup) -> None:
         """Lists, writes and watches. Raises the error that ended the round."""
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
@@ -121,23 +121,23 @@ class Publisher:
         loop, due = asyncio.get_running_loop(), 0.0
         waits, repairs = (Backoff(*self._waits, reset_after=_CALM_SECONDS) for _ in range(2))
         while True:
-            least = 0.0
+            minimum_wait = 0.0
             try:
                 async with aclosing(self._client.watch_slices(self._driver, self._node_name, version)) as events:
                     async for kind, document in events:
                         version = document["metadata"]["resourceVersion"]
                         async with self._writing:  # our own writes are known only once the server has responded
-                            if kind == "BOOKMARK" or not self._writer.see(kind, document):
+                            if kind == "BOOKMARK" or not self._writer.apply_event(kind, document):
                                 continue
                         if due <= loop.time():  # one write reverts all changes made before it
                             due = loop.time() + repairs.next()
                             loop.call_at(due, self._wake.set)
             except UnavailableError as error:
-                least = error.retry_after
+                minimum_wait = error.retry_after
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
             except Exception as error:  # noqa: BLE001 - raised by the task that awaits this one
                 return error
-            await asyncio.sleep(max(waits.next(), least))
+            await asyncio.sleep(max(waits.next(), minimum_wait))
 
     async def _write(self) -> None:
         self._wake.clear()
@@ -148,14 +148,14 @@ class Publisher:
             self._notify(reason, text)
         self.ready, self.error, self._failures = True, "", 0
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         """Records a failed round, and an Event if the error is permanent or recurs."""
         gate_off = isinstance(error, GateOffError)
         self.error = error.detail if isinstance(error, GateOffError) else str(error)
         self._failures += 1
-        figures = {"driver": self._driver, "failures": self._failures, "error": self.error}
+        extra = {"driver": self._driver, "failures": self._failures, "error": self.error}
         _log.warning(
-            "cannot publish ResourceSlices", extra=figures, exc_info=None if isinstance(error, KubeError) else error
+            "cannot publish ResourceSlices", extra=extra, exc_info=None if isinstance(error, KubeError) else error
         )
         self.ready = self.ready and not gate_off
         self.reason = StatusCode.FEATURE_GATE_MISSING if gate_off else StatusCode.SLICES_NOT_PUBLISHED

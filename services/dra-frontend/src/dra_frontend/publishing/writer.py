@@ -8,16 +8,16 @@ from typing import Final
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError
 from dra_frontend.api_server.requests import Document
-from dra_frontend.devices.gates import ALLOCATABLE, COUNTING, SHARING, SHARING_FIELDS
+from dra_frontend.devices.gates import ALLOCATABLE_FIELD, COUNTING_GATE, SHARING_FIELDS, SHARING_GATE
 from dra_frontend.publishing.plan import (
     MAPPING_REFUSED,
     canonical,
-    conditional,
     differences,
     notes,
+    only_conditional_devices,
     plan_pool,
-    unconditional,
     variants,
+    without_conditional_devices,
 )
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ Pools = Mapping[str, Sequence[Document]]
 """Desired slices by pool."""
 _GATE_OFF: Final = (
     f"the API server drops {' and '.join(SHARING_FIELDS)}, without which a claim would get a whole device; enable "
-    f"the feature gate {SHARING} in the API server and the scheduler (on by default from Kubernetes 1.36)"
+    f"the feature gate {SHARING_GATE} in the API server and the scheduler (on by default from Kubernetes 1.36)"
 )
 
 
@@ -55,7 +55,7 @@ class SliceWriter:
     def counted(self) -> bool:
         """True if claims for the driver's devices count against the node's resources, as far as this process knows."""
         devices = [device for one in self._held.values() for device in one["spec"].get("devices") or ()]
-        return not devices or any(ALLOCATABLE in device for device in devices)
+        return not devices or any(ALLOCATABLE_FIELD in device for device in devices)
 
     def notes(self) -> dict[str, str]:
         """Returns notes, by Event reason, about fields that are absent from the published slices."""
@@ -72,7 +72,7 @@ class SliceWriter:
         self._left_out = {}
         self._keeps_conditions = None
 
-    def see(self, kind: str, document: Document) -> bool:
+    def apply_event(self, kind: str, document: Document) -> bool:
         """Applies a watch event. Returns False if the event reports our own write or a state that is already known."""
         name = document["metadata"]["name"]
         held = self._held.get(name)
@@ -127,7 +127,7 @@ class SliceWriter:
                 refusals.append(error)
             except ForbiddenError as error:
                 # Kubernetes 1.37 forbids the mapping until the node's kubelet declares the feature (KEP-5517).
-                if COUNTING not in str(error) or MAPPING_REFUSED in left_out:
+                if COUNTING_GATE not in str(error) or MAPPING_REFUSED in left_out:
                     raise
                 refused.add(MAPPING_REFUSED)
                 refusals.append(error)
@@ -154,26 +154,26 @@ class SliceWriter:
         Without binding conditions, a pod would be bound immediately and wait on the node for pages that may never
         exist. A dry run before the first write detects this, since a real write would briefly offer the pages.
         """
-        trials = [one for document in documents if (one := conditional(document)) is not None]
+        trials = [one for document in documents if (one := only_conditional_devices(document)) is not None]
         if trials and self._keeps_conditions is None:
-            answer = await self._client.create_slice(await self._owned(trials[0]), dry_run=True)
+            answer = await self._client.create_slice(await self._with_owner(trials[0]), dry_run=True)
             dropped = differences(canonical(trials[0]["spec"]), canonical(answer["spec"]))
             self._keeps_conditions = not any(path.startswith("devices[*].binding") for path in dropped)
         if not trials or self._keeps_conditions:
             return list(documents)
-        return [unconditional(document) for document in documents]
+        return [without_conditional_devices(document) for document in documents]
 
     async def _write_slice(self, document: Document) -> None:
         shared = any(device.get("allowMultipleAllocations") for device in document["spec"]["devices"])
         if shared and not self._gate_is_on:
             # A dry run precedes the first write, because a real write would briefly offer whole devices.
-            trial = await self._owned({**document, "metadata": {"generateName": "dry-run-"}})
+            trial = await self._with_owner({**document, "metadata": {"generateName": "dry-run-"}})
             self._check_gate(document, await self._client.create_slice(trial, dry_run=True))
             self._gate_is_on = True
         if "resourceVersion" in document["metadata"]:
             answer = await self._client.replace_slice(document)
         else:
-            answer = await self._client.create_slice(await self._owned(document))
+            answer = await self._client.create_slice(await self._with_owner(document))
         self._held[answer["metadata"]["name"]] = answer
         self._accepted[answer["metadata"]["name"]] = self._check_gate(document, answer)
 
@@ -191,7 +191,7 @@ class SliceWriter:
         await self._client.delete_slice(metadata["name"], metadata["uid"], metadata.get("resourceVersion", ""))
         self._held.pop(metadata["name"], None)
 
-    async def _owned(self, document: Document) -> Document:
+    async def _with_owner(self, document: Document) -> Document:
         """Returns the document with the Node as its owner, so that it is deleted with the Node."""
         # The Node is read each time: a recreated Node has a new UID, and slices owned by the old Node are
         # garbage-collected.

@@ -59,7 +59,7 @@ _RECORDS_PARAMETERS: Final = [
         ),
     )
 ]
-_TEXT: Final = (
+_DESCRIPTION: Final = (
     "JSON documents about one node, served on a unix socket of the node: "
     "`curl --unix-socket /run/dra-driver-numa/state.sock http://node/v1/cpus`. "
     "Readers must ignore fields that they do not recognize, and treat unrecognized values as unknown."
@@ -183,7 +183,7 @@ def _views(state: StateSource) -> dict[str, _View]:
     }
 
 
-def _answering(make: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
+def _endpoint(make: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
     async def answer() -> Any:
         return make()
 
@@ -203,7 +203,7 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
     app = _StateApi(
         title="dra-driver-numa state",
         version=__version__,
-        description=_TEXT,
+        description=_DESCRIPTION,
         openapi_url=None,  # a separate route below serves the document
         docs_url=None,
         redoc_url=None,
@@ -211,7 +211,7 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     for name, view in _views(state).items():
-        show = _answering(partial(_json, view))
+        show = _endpoint(partial(_json, view))
         app.add_api_route(f"/v1/{name}", show, name=name, description=view.text, response_model=view.model)
     _add_claim(app, state)
     _add_link(app, link)
@@ -267,7 +267,7 @@ def _add_link(app: FastAPI, link: BackendLink) -> None:
 def _add_endpoints(app: FastAPI, state: StateSource) -> None:
     """Adds the probes and metrics, the page with its files, and the document that the page displays."""
     for path, make in {**probe_endpoints(state), **browser_endpoints(state)}.items():
-        show = _answering(make)
+        show = _endpoint(make)
         if path == "/v1/node":
             text = "The document that the page displays."
             app.add_api_route(path, show, name="node", description=text, response_model=NodeDocument)

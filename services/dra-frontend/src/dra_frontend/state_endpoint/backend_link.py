@@ -23,7 +23,7 @@ ordinary node, fits within this size.
 _MAX_BUFFERED: Final = 2 * MAX_STATE_BYTES
 
 
-class Bodies:
+class BodyReader:
     """Reads request bodies, limiting each body's size, the time to read it, and the total memory for all bodies."""
 
     def __init__(self, seconds: float = _BODY_SECONDS) -> None:
@@ -68,7 +68,7 @@ class BackendLink:
 
     def __init__(self, state: StateSource) -> None:
         self._state = state
-        self._bodies = Bodies()
+        self._bodies = BodyReader()
 
     async def report(self, request: Request) -> Response:
         """Accepts a report from the backend, at most 4 MiB. Only this pod's backend sends reports."""
@@ -78,7 +78,7 @@ class BackendLink:
         except MalformedError as error:
             raise HTTPException(422, str(error)) from error
         state.backend.renew(status, reports)
-        state.reported()
+        state.handle_report()
         answer = StateAnswer(instance=state.instance, generation=state.backend.generation, reads_changes=True)
         return _json(answer)
 
@@ -89,16 +89,16 @@ class BackendLink:
         """
         after, wait = _number(request, "after"), _number(request, "wait")
         seconds = RECORDS_WAIT_SECONDS if wait is None else min(max(wait, 0), MAX_RECORDS_WAIT_SECONDS)
-        return _json(await self._state.store.news.after(after, seconds))
+        return _json(await self._state.store.change_feed.after(after, seconds))
 
 
 def _number(request: Request, name: str) -> int | None:
     """Returns a query parameter as a number, or None if it is missing. Raises HTTPException if it is not a number."""
-    given = request.query_params.get(name, "")
+    text = request.query_params.get(name, "")
     try:
-        return int(given) if given else None
+        return int(text) if text else None
     except ValueError:
-        raise HTTPException(422, f"{name}={shown(given)} is not a number") from None
+        raise HTTPException(422, f"{name}={shown(text)} is not a number") from None
 
 
 def _json(document: BaseModel) -> Response:

@@ -75,8 +75,8 @@ def _memory(state: StateSource) -> Iterator[PageMemory]:
         node = nodes.get(entry.numa_node)
         pools = {pool.page_bytes: pool.total * pool.page_bytes for pool in node.hugepages} if node else {}
         plain = node.memory_bytes - sum(pools.values()) if node else 0
-        whole = pools.get(parse_page_size(entry.page_size), 0) if entry.hugepages else plain
-        yield PageMemory(**dict(entry), total_bytes=max(whole, entry.capacity_bytes))
+        total = pools.get(parse_page_size(entry.page_size), 0) if entry.hugepages else plain
+        yield PageMemory(**dict(entry), total_bytes=max(total, entry.capacity_bytes))
 
 
 def _claims(state: StateSource, conditions: Mapping[str, Condition]) -> Iterator[PageClaim]:
@@ -123,8 +123,8 @@ def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> list[P
     problems, warnings, left_out = notices(state, conditions)
     found = [
         ProblemDocument(level=level, code=one.code, subject=one.subject, text=one.text)
-        for level, several in (("fault", problems), ("warning", warnings))
-        for one in several
+        for level, notices in (("fault", problems), ("warning", warnings))
+        for one in notices
     ]
     more = left_out + max(0, len(found) - _MAX_PROBLEMS)
     rest = [ProblemDocument(level="warning", code="", subject="", text=f"and {more} more")] if more else []

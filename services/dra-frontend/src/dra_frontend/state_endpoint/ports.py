@@ -27,7 +27,7 @@ def probe_endpoints(state: StateSource) -> Endpoints:
     """Returns the endpoints of the probe port: only ``/healthz``, ``/readyz`` and ``/metrics``."""
 
     def ready() -> Response:
-        problems = state.unready()
+        problems = state.update_readiness()
         lines = [*(map(str, problems) if problems else ["ok"]), *(f"warning: {one}" for one in state.warnings())]
         return PlainTextResponse("\n".join([*lines, ""]), 503 if problems else 200)
 

@@ -22,12 +22,12 @@ class StateSource(Protocol):
     store: ClaimStore
     backend: BackendView
 
-    def reported(self) -> None:
+    def handle_report(self) -> None:
         """Notifies the other parts of the service that the backend has sent a new report. The state endpoint calls this
         method after each report.
         """
 
-    def unready(self) -> Sequence[Notice]:
+    def update_readiness(self) -> Sequence[Notice]:
         """Updates the pod's readiness with the current problems, and logs changes.
 
         Returns the problems that make the pod unready. The sequence is empty if the pod is ready.

@@ -28,7 +28,7 @@ def status_view(state: StateSource) -> StatusDocument:
         version=__version__,
         backend_version=status.software if status else "",
         runtime=status.runtime if status else "",
-        ready=not state.unready(),
+        ready=not state.update_readiness(),
         live=state.backend.live,
         problems=problems,
         warnings=warnings,
@@ -58,7 +58,7 @@ def notices(
     A problem whose only effect is to make the pod unready is listed only once the pod is unready, that is, after the
     problem has lasted for 10 s.
     """
-    unready = tuple(dict.fromkeys(state.unready()))
+    unready = tuple(dict.fromkeys(state.update_readiness()))
     known = {(one.code, one.subject) for one in unready}
     others = [one for one in _problems(state, conditions) if (one.code, one.subject) not in known]
     problems = tuple(dict.fromkeys((*unready, *others)))
@@ -84,8 +84,8 @@ def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> Iterat
     for health in state.offer.snapshot.unhealthy():
         text = f"{health.device}: {health.message}"
         yield Notice(code=StatusCode.DEVICE_UNHEALTHY, subject=health.device, text=text)
-    for name, why in state.store.quarantined.items():
-        yield Notice(code=StatusCode.FILE_UNUSABLE, subject=name, text=f"{name}: {why}")
+    for name, reason in state.store.quarantined.items():
+        yield Notice(code=StatusCode.FILE_UNUSABLE, subject=name, text=f"{name}: {reason}")
     yield from _claim_problems(state.store.ledger.records, conditions)
     yield from _container_problems(backend.containers.values())
 
@@ -100,14 +100,14 @@ def _claim_problems(records: Sequence[AllocationRecord], conditions: Mapping[str
 
 def _container_problems(containers: Iterable[ContainerReport]) -> Iterator[Notice]:
     """Yields a problem for each container that was rejected, or whose CPUs the kernel does not isolate."""
-    for one in containers:
-        subject = f"{one.pod_namespace}/{one.pod_name}/{one.name}"
-        name = f"{one.name} of pod {one.pod_namespace}/{one.pod_name}"
-        if one.refused:
-            text = f"container {name} was refused: {one.refused}"
-            cause = known_code(one.refused_code)
+    for report in containers:
+        subject = f"{report.pod_namespace}/{report.pod_name}/{report.name}"
+        name = f"{report.name} of pod {report.pod_namespace}/{report.pod_name}"
+        if report.refused:
+            text = f"container {name} was refused: {report.refused}"
+            cause = known_code(report.refused_code)
             yield Notice(code=StatusCode.CONTAINER_REFUSED, cause=cause, subject=subject, text=text)
-        elif one.fallback_reason:
-            text = f"the kernel does not isolate the CPUs of {name}: {one.fallback_reason}"
-            cause = known_code(one.fallback_code)
+        elif report.fallback_reason:
+            text = f"the kernel does not isolate the CPUs of {name}: {report.fallback_reason}"
+            cause = known_code(report.fallback_code)
             yield Notice(code=StatusCode.CPUS_KEPT_BY_POOL, cause=cause, subject=subject, text=text)

@@ -15,7 +15,7 @@ from numa_contract.state.machine import ErrorCounterDocument, HugepagesDocument,
 from numa_contract.state.node import PageCpu
 from numa_contract.state.service import BackendDocument, FormatsDocument, VersionDocument
 
-from dra_frontend.allocation.entitlement import use_of_claimed
+from dra_frontend.allocation.entitlement import claimed_cpu_use
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.devices.inventory import Inventory
@@ -79,7 +79,7 @@ def _node_view(machine: Machine, node: NumaNode, host_pages: Mapping[PageKey, in
 def _errors_view(counter: ErrorCounter) -> ErrorCounterDocument:
     return ErrorCounterDocument(
         source=counter.source,
-        what=counter.what,
+        what=counter.description,
         corrected=counter.corrected,
         uncorrected=counter.uncorrected,
         numa_nodes=tuple(sorted(counter.numa_nodes)),
@@ -141,11 +141,11 @@ def cpu_uses_view(inventory: Inventory, ledger: Ledger, backend: BackendView) ->
     machine = inventory.machine
     records = {record.claim.uid: record for record in ledger.records if record.cpus}
     shown = list(cpus_view(inventory, ledger, backend))
-    gone = machine.offline - {entry.cpu for entry in shown}
-    for entry in (*shown, *(CpuDocument(cpu=number, use="offline") for number in sorted(gone))):
+    offline = machine.offline - {entry.cpu for entry in shown}
+    for entry in (*shown, *(CpuDocument(cpu=number, use="offline") for number in sorted(offline))):
         number, use = entry.cpu, entry.use
         if use == "claimed":
-            use = use_of_claimed(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
+            use = claimed_cpu_use(records.get(entry.claim_uid or ""), number, entry.exclusivity or "")
         fields = {**dict(entry), "use": use, **_last_place(machine.cpus.get(number) or machine.known.get(number))}
         yield PageCpu(**fields, isolcpus=True if number in machine.isolcpus else None)
 
@@ -181,16 +181,16 @@ def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
     return [
         MemoryDocument(
             device=name,
-            numa_node=what.numa_node,
-            page_size=kubernetes_page_size(what.page_bytes),
-            hugepages=what.hugepages,
+            numa_node=memory.numa_node,
+            page_size=kubernetes_page_size(memory.page_bytes),
+            hugepages=memory.hugepages,
             capacity_bytes=capacity,
             claimed_bytes=claimed.get(name, 0),
             free_bytes=max(0, capacity - claimed.get(name, 0)),
-            **({} if what.hugepages else _reserved(inventory, what.numa_node)),
+            **({} if memory.hugepages else _reserved(inventory, memory.numa_node)),
             claims=tuple(sorted(claims[name])),
         )
-        for name, (what, capacity) in by_device.items()
+        for name, (memory, capacity) in by_device.items()
     ]
 
 

@@ -16,7 +16,7 @@ from dra_frontend.claims.journal import Journal
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import Device, MemoryDevice
 from dra_frontend.machine.file_tree import HostTreeError
-from dra_frontend.node.host_tree import HostTree, on_node
+from dra_frontend.node.host_tree import HostTree, host_path
 from dra_frontend.settings import Settings
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import CLAIMS_JOURNAL, FAULT_TAINTS, OVERCLAIMED_TAINTS, SHORTAGE_TAINT, ClaimKey
@@ -90,7 +90,7 @@ def read_known(settings: Settings) -> Known:
 
 
 def _hindrances(settings: Settings) -> tuple[str, ...]:
-    service, _ = read_service(StateClient(on_node(settings.host_root, settings.config.run_dir)))
+    service, _ = read_service(StateClient(host_path(settings.host_root, settings.config.run_dir)))
     return (f"the service is down: {service.why}",) if isinstance(service, Unread) else service.hindrances
 
 
@@ -101,7 +101,7 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
     kept = Path(settings.host_root, STATE)
     with suppress(OSError, ValueError):
         return {name: read_archived(kept / f"{name}.json") for name in STATE_PATHS}, ""
-    client = StateClient(on_node(settings.host_root, settings.config.run_dir))
+    client = StateClient(host_path(settings.host_root, settings.config.run_dir))
     try:
         return {name: client.document(f"/v1/{name}") for name in STATE_PATHS}, ""
     except NoServiceError as error:
@@ -113,7 +113,7 @@ def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
     with suppress(OSError, ValueError):
         kept = read_archived(Path(settings.host_root, JOURNAL))
         return read_records(kept.get("releasing") if isinstance(kept, dict) else None)
-    path = Path(on_node(settings.host_root, settings.config.run_dir), CLAIMS_JOURNAL)
+    path = Path(host_path(settings.host_root, settings.config.run_dir), CLAIMS_JOURNAL)
     return dict(Journal(path).read().releasing) if path.exists() else {}
 
 
@@ -137,7 +137,7 @@ def _kernel_files(settings: Settings, containers: tuple[ContainerReport, ...]) -
     """Returns the containers' cgroup files by container id and file name, or an empty dict if the cgroup tree is not
     mounted.
     """
-    cgroups = HostTree(on_node(settings.host_root, settings.config.cgroup_root))
+    cgroups = HostTree(host_path(settings.host_root, settings.config.cgroup_root))
     found: dict[str, dict[str, str]] = {}
     for report in containers:
         for name in KERNEL_FILES if report.cgroup and report.claims and report.alive else ():

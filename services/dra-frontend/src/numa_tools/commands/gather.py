@@ -19,7 +19,7 @@ from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.machine.host_hugepages import read_pod_pages
-from dra_frontend.node.host_tree import HostTree, is_here, on_node
+from dra_frontend.node.host_tree import HostTree, host_path, is_this_machine
 from dra_frontend.settings import Settings, open_host
 from numa_contract import __version__
 from numa_contract.cdi import MAX_CLAIM_FILE
@@ -92,7 +92,7 @@ class Bundle:
         self._service()
         self._machine()
         self._claims()
-        if is_here(self._settings.host_root):
+        if is_this_machine(self._settings.host_root):
             facts = asyncio.run(read_facts(self._settings))
             self._doctor(facts)
             self._kubelet(facts.kubelet)
@@ -117,7 +117,7 @@ class Bundle:
         return read_archived_kubelet(root) or read_kubelet(root, config.kubelet_root_dir, self._settings.node_name)
 
     def _service(self) -> None:
-        client = StateClient(on_node(self._settings.host_root, self._settings.config.run_dir))
+        client = StateClient(host_path(self._settings.host_root, self._settings.config.run_dir))
         for name in _DOCUMENTS:
             try:
                 self.files[f"{STATE}/{name}.json"] = json.dumps(client.document(f"/v1/{name}"), indent=1)
@@ -133,7 +133,7 @@ class Bundle:
 
     def _machine(self) -> None:
         host, at = RecordingTree(open_host(self._settings)), self._settings.config.cgroup_root
-        cgroups = RecordingTree(HostTree(on_node(self._settings.host_root, at)), at)
+        cgroups = RecordingTree(HostTree(host_path(self._settings.host_root, at)), at)
         try:
             machine = discover(host)
             read_pod_pages(cgroups, machine.page_sizes)
@@ -149,7 +149,7 @@ class Bundle:
 
     def _claims(self) -> None:
         config, root = self._settings.config, self._settings.host_root
-        directory, view = Path(on_node(root, config.cdi_dir)), claim_files(self._settings)
+        directory, view = Path(host_path(root, config.cdi_dir)), claim_files(self._settings)
         self.directories.append(config.cdi_dir)
         self.missing.update({f"{config.cdi_dir}/{name}": problem for name, problem in view.problems.items()})
         for key in view.files:
@@ -159,14 +159,19 @@ class Bundle:
                 self.files[f"{config.cdi_dir}/{name}"] = data.decode(errors="replace")
             except OSError as error:
                 self.missing[name] = str(error)
-        journal = Journal(Path(on_node(root, config.run_dir), CLAIMS_JOURNAL))
+        journal = Journal(Path(host_path(root, config.run_dir), CLAIMS_JOURNAL))
         entries = journal.read()
         present = [
             {"driver": driver, "uid": uid, "namespace": namespace, "name": name}
-            for (driver, uid), (namespace, name) in entries.present.items()
+            for (driver, uid), (namespace, name) in entries.expected.items()
         ]
         releasing = [file.record.model_dump(mode="json") for file in entries.releasing.values() if file.record]
-        said = {"present": present, "releasing": releasing, "unlisted": entries.unlisted, "problem": journal.problem}
+        said = {
+            "present": present,
+            "releasing": releasing,
+            "unlisted": entries.needs_listing,
+            "problem": journal.problem,
+        }
         self.files[JOURNAL] = json.dumps(said, indent=1)
 
     def mask(self) -> None:

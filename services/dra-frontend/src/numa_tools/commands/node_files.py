@@ -16,7 +16,7 @@ from dra_frontend.devices.reserves import is_explicit
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.host_hugepages import PageKey, held_pages, read_pod_pages
 from dra_frontend.machine.model import Machine
-from dra_frontend.node.host_tree import HostTree, on_node
+from dra_frontend.node.host_tree import HostTree, host_path
 from dra_frontend.settings import Settings, open_host
 from numa_contract.config import Config
 from numa_contract.documents import TOO_DEEP, json_too_deep
@@ -69,7 +69,7 @@ def kubelet_reserve(settings: Settings) -> int | None:
         if kept.is_dir():
             machine = read_archived(kept / "machine.json")
         else:
-            machine = StateClient(on_node(settings.host_root, settings.config.run_dir)).document("/v1/machine")
+            machine = StateClient(host_path(settings.host_root, settings.config.run_dir)).document("/v1/machine")
         found = machine["kubeletReservedBytes"]
     except (OSError, ValueError, NoServiceError, KeyError, TypeError):
         return None
@@ -89,12 +89,12 @@ def read_archived(path: Path) -> Any:
 
 def claim_files(settings: Settings) -> DirectoryView:
     """Returns the node's claim files, or an empty view if the node has no CDI directory."""
-    return ClaimDirectory(on_node(settings.host_root, settings.config.cdi_dir)).refresh()
+    return ClaimDirectory(host_path(settings.host_root, settings.config.cdi_dir)).refresh()
 
 
 def check(inventory: Inventory, config: Config, claims: DirectoryView | None = None) -> None:
     """Prints warnings to standard error. Raises InventoryError if a driver cannot offer anything."""
-    for text in inventory.refused.values():
+    for text in inventory.refusals.values():
         raise InventoryError(text)
     for text in (*config.former_names, *inventory.warnings, *(claims.problems.values() if claims else ())):
         print(f"dra-frontend: warning: {text}", file=sys.stderr)
@@ -102,7 +102,7 @@ def check(inventory: Inventory, config: Config, claims: DirectoryView | None = N
 
 def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
     """Returns the hugepages in use outside pods, if the cgroups show the pods' hugepage usage."""
-    cgroups = HostTree(on_node(host_root, config.cgroup_root))
+    cgroups = HostTree(host_path(host_root, config.cgroup_root))
     pods = read_pod_pages(cgroups, machine.page_sizes)
     return {
         (node.id, pool.page_bytes): held_pages(node.id, pool, pods.get(pool.page_bytes))

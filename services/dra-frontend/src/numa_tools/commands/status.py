@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.journal import Entries, Journal
+from dra_frontend.claims.journal import Journal, JournalEntries
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.node.host_tree import on_node
-from dra_frontend.pod_faults import seen_faults
+from dra_frontend.node.host_tree import host_path
+from dra_frontend.pod_faults import visible_faults
 from dra_frontend.publishing.offer import Snapshot, snapshot
 from dra_frontend.settings import Settings
 from dra_frontend.state_endpoint.views import cpu_uses_view, cpus_view, devices_view, memory_view
@@ -49,7 +49,7 @@ _REFUSED: Final = "; claims for a single container are refused (cpuExclusivity: 
 
 def read_status(settings: Settings) -> Document:
     """Returns this node's status. Blocks. Raises ConfigError if the overlay cannot be used."""
-    run = Path(on_node(settings.host_root, settings.config.run_dir))
+    run = Path(host_path(settings.host_root, settings.config.run_dir))
     client = find_service(run, settings.pod_uid)
     service, backend = read_service(client)
     if isinstance(service, Unread):
@@ -80,13 +80,13 @@ def read_status(settings: Settings) -> Document:
 
 
 def _from_files(settings: Settings, run: Path, why: str) -> Document:
-    cdi = Path(on_node(settings.host_root, settings.config.cdi_dir))
+    cdi = Path(host_path(settings.host_root, settings.config.cdi_dir))
     machine, claims = read_machine(settings), read_claims(cdi)
     journal = Journal(run / CLAIMS_JOURNAL)
-    noted = journal.read() if (run / CLAIMS_JOURNAL).exists() else Entries()
+    noted = journal.read() if (run / CLAIMS_JOURNAL).exists() else JournalEntries()
     files = {} if isinstance(claims, Unread) else claims.files
-    ledger = Ledger(files, noted.releasing, absent=frozenset(noted.present.keys() - files.keys()))
-    faults = seen_faults(settings)
+    ledger = Ledger(files, noted.releasing, absent=frozenset(noted.expected.keys() - files.keys()))
+    faults = visible_faults(settings)
     down = f"the service is down ({why}); the values shown are from the node's files"
     problems = [Notice(code=StatusCode.SERVICE_DOWN, text=down)]
     problems += [Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults if one.fatal]
@@ -94,7 +94,7 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
         problems.append(Notice(code=StatusCode.JOURNAL_UNUSABLE, text=journal.problem))
     problems += [*_machine_problems(machine), *_claim_problems(claims)]
     for key in ledger.absent:
-        name = "/".join(noted.present[key])
+        name = "/".join(noted.expected[key])
         text = f"claim {name} was prepared, but its file is gone"
         problems.append(Notice(code=StatusCode.FILE_MISSING, subject=name, text=text))
     warnings = [Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults if not one.fatal]
@@ -117,7 +117,7 @@ def _machine_problems(machine: Inventory | Unread) -> Iterator[Notice]:
     if isinstance(machine, Unread):
         yield Notice(code=StatusCode.MACHINE_UNREADABLE, text=machine.why)
         return
-    for driver, text in machine.refused.items():
+    for driver, text in machine.refusals.items():
         yield Notice(code=StatusCode.NOTHING_OFFERED, subject=driver, text=text)
 
 

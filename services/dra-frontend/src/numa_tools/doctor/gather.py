@@ -10,8 +10,8 @@ from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
-from dra_frontend.node.host_tree import HostTree, on_node
-from dra_frontend.pod_faults import seen_faults
+from dra_frontend.node.host_tree import HostTree, host_path
+from dra_frontend.pod_faults import visible_faults
 from dra_frontend.settings import Settings, open_host
 from numa_contract.records import AllocationRecord
 
@@ -67,7 +67,7 @@ async def gather(settings: Settings, kubelet_config: str = "", runtime_config: s
 def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any]:
     config = settings.config
     run, cgroups, root, cdi = (
-        Path(on_node(settings.host_root, one))
+        Path(host_path(settings.host_root, one))
         for one in (config.run_dir, config.cgroup_root, config.kubelet_root_dir, config.cdi_dir)
     )
     service, backend = read_service(find_service(run, settings.pod_uid))
@@ -88,7 +88,7 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
 
 
 def _read_pod(settings: Settings) -> tuple[PodFault, ...]:
-    return tuple(PodFault(one.what, one.remedy, one.fatal) for one in seen_faults(settings))
+    return tuple(PodFault(one.problem, one.remedy, one.fatal) for one in visible_faults(settings))
 
 
 def _mounts(tree: FileTree) -> str:

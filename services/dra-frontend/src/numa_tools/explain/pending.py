@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from dra_frontend.allocation.alignment import NO_OTHERS, Key, OtherDevices, needed_devices
+from dra_frontend.allocation.alignment import NO_OTHER_DEVICES, Key, OtherDevices, needed_devices
 from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
-from dra_frontend.allocation.claim import Refused, parse_claim
+from dra_frontend.allocation.claim import RefusedError, parse_claim
 from numa_contract.names import DRIVERS
 
 from numa_tools.explain.enforced import Problem, problem
@@ -36,7 +36,7 @@ def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
 
     Returns no devices if the claim cannot be parsed.
     """
-    with suppress(Refused):
+    with suppress(RefusedError):
         return needed_devices(parse_claim(document), known.inventory)
     return frozenset()
 
@@ -55,7 +55,7 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
         for driver in (driver for driver, results in view.results.items() if results):
             parsed = parse_driver_claim(view, driver, known.inventory, known.config, others=others)
             allocate_claim(parsed, known.inventory, known.ledger)
-    except Refused as refusal:
+    except RefusedError as refusal:
         remedy = f"fix the cause given in the message; {_EVENTS}"
         return problem(_UNPREPARED, str(refusal), remedy)
     if not any(view.results.values()):
@@ -108,7 +108,7 @@ def explain_pending(
     document: Mapping[str, Any],
     classes: Mapping[str, DeviceClass],
     node: str,
-    others: OtherDevices = NO_OTHERS,
+    others: OtherDevices = NO_OTHER_DEVICES,
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Returns a claim's explanation and its problems. If there are no problems, nothing prevents the claim from being
     prepared.

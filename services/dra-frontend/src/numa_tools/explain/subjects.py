@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dra_frontend.allocation.entitlement import use_of_claimed
+from dra_frontend.allocation.entitlement import claimed_cpu_use
 from dra_frontend.devices.model import CpuDevice, Device
 from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
@@ -201,7 +201,7 @@ def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
 def _use_of_claimed(known: Known, number: int, uid: str) -> str:
     record = next((one for one in known.records_of(uid) if one.cpus), None)
     users = [one for one in known.containers if one.alive and any(use.uid == uid for use in one.claims)]
-    return use_of_claimed(record, number, users[-1].exclusivity if users else "")
+    return claimed_cpu_use(record, number, users[-1].exclusivity if users else "")
 
 
 def explain_device(known: Known, name: str) -> Explained:

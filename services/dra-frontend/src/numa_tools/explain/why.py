@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dra_frontend.allocation.alignment import narrowed
+from dra_frontend.allocation.alignment import cpus_with_values
 from dra_frontend.allocation.parameters import CpuConfig
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
 from dra_frontend.machine.model import Machine
-from dra_frontend.placement.allocator import NoCpusError, allocate, suitable
-from dra_frontend.placement.place import Place, has
+from dra_frontend.placement.allocator import NoCpusError, allocate, suitable_places
+from dra_frontend.placement.place import Place, is_possible
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters
 from pydantic import ValidationError
@@ -68,7 +68,7 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
         return {**found, "text": "these CPUs were chosen by another release, using parameters unknown to this release"}
     if part.joined:
         joined = {one.attribute: list(one.values) for one in part.joined}
-        found["joined"], device = joined, replace(device, cpus=narrowed(inventory, device, joined))
+        found["joined"], device = joined, replace(device, cpus=cpus_with_values(inventory, device, joined))
     held = known.ledger.held_cpus(ignoring=uid) | (record.cpus_of() - part.cpus)
     found["taken"] = _taken(known, device, uid)
     found["free"] = format_cpu_list(device.cpus - held - part.cpus)
@@ -116,7 +116,7 @@ def _places(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> list[dict[str, Any]]:
     """Returns the places on the device from which the request's CPUs could be chosen, each with a verdict."""
-    places = suitable(device.cpus, held, inventory.layout, parameters, mine)
+    places = suitable_places(device.cpus, held, inventory.layout, parameters, mine)
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [
         {
@@ -139,7 +139,7 @@ def _verdict(place: Place, own: Sequence[Place], need: int, parameters: CpuParam
     """Returns the reason why a place was not chosen, following the allocator's order of comparison."""
     if parameters.numa == "distribute" or len(own) != 1:
         return "not needed" if own else "free"
-    if not has(place.amounts, need):
+    if not is_possible(place.amounts, need):
         return f"too small: {place.size} of {need} CPUs"
     ((_, breaks, size), _), ((_, own_breaks, own_size), _) = place.best(need), own[0].best(need)
     if breaks != own_breaks:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dra_frontend.allocation.alignment import OtherDevices
 from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
-from dra_frontend.allocation.claim import Refused, parse_claim
+from dra_frontend.allocation.claim import RefusedError, parse_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.slices import slice_documents
@@ -89,7 +89,7 @@ class Simulation:
             own = [one for one in choices if one.claim == place]
             try:
                 given, records = self._prepared(claim, own)
-            except Refused as error:
+            except RefusedError as error:
                 # The devices stay allocated although the claim cannot be prepared. In a cluster, the scheduler would
                 # not try other devices either, and the pod would wait.
                 self.files = before

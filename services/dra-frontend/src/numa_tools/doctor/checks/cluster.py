@@ -52,25 +52,26 @@ def _served(slices: object) -> Iterator[Finding]:
 
 def _gates(trial: Trial, config: Config) -> Iterator[Finding]:
     lost = _gates_off(trial)
-    if gates.SHARING in lost:
+    if gates.SHARING_GATE in lost:
         yield problem(
-            f"The API server drops the fields that let several claims share a device (feature gate {gates.SHARING}).",
+            "The API server drops the fields that let several claims share a device "
+            f"(feature gate {gates.SHARING_GATE}).",
             "devices could only be allocated whole, so nothing is published",
             f"{_ON}; it is on by default from Kubernetes 1.36",
         )
-    if gates.TAINTS in lost:
+    if gates.TAINTS_GATE in lost:
         why = "an overcommitted device (the machine has lost some of its resources) still looks free to the scheduler"
-        yield note(f"The API server drops device taints (feature gate {gates.TAINTS}).", why, _ON)
-    if gates.COUNTING in lost and config.publish_node_allocatable_resource_mapping:
+        yield note(f"The API server drops device taints (feature gate {gates.TAINTS_GATE}).", why, _ON)
+    if gates.COUNTING_GATE in lost and config.publish_node_allocatable_resource_mapping:
         yield problem(
             "The API server does not accept the fields that publishNodeAllocatableResourceMapping adds (feature gate "
-            f"{gates.COUNTING}).",
+            f"{gates.COUNTING_GATE}).",
             "claims do not count against the node's allocatable resources, although the configuration requires that",
             f"{_ON}, in Kubernetes 1.37 or later; or set publishNodeAllocatableResourceMapping: false",
         )
-    if gates.LISTS in lost:
+    if gates.LISTS_GATE in lost:
         yield problem(
-            f"The API server rejects list attributes (feature gate {gates.LISTS}).",
+            f"The API server rejects list attributes (feature gate {gates.LISTS_GATE}).",
             "devices are published without the PCIe roots that exposePCIeRoots enables",
             f"{_ON}, or set exposePCIeRoots: false",
         )
@@ -81,11 +82,11 @@ def _gates_off(trial: Trial) -> set[str]:
     lost = set(trial.refused)
     for path in trial.dropped:
         if path.rpartition(".")[2] in gates.SHARING_FIELDS:
-            lost.add(gates.SHARING)
+            lost.add(gates.SHARING_GATE)
         if f".{gates.TAINTS_FIELD}" in path:
-            lost.add(gates.TAINTS)
-        if gates.ALLOCATABLE in path:
-            lost.add(gates.COUNTING)
+            lost.add(gates.TAINTS_GATE)
+        if gates.ALLOCATABLE_FIELD in path:
+            lost.add(gates.COUNTING_GATE)
     return lost
 
 

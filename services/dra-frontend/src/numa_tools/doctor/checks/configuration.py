@@ -4,17 +4,17 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_frontend.devices.inventory import Inventory, MisfitKind
+from dra_frontend.devices.inventory import Inventory, MismatchKind
 
 from numa_tools.doctor.model import Check, Finding, Unread, problem
 
 _OTHER: Final = "correct the named setting in the chart's driverConfig (docs/configuration.md)"
 _REMEDIES: Final = {
-    MisfitKind.ABSENT: "bring the missing CPU or NUMA node online, or remove it from the setting",
-    MisfitKind.NOTHING_LEFT: "reserve less: reservedCPUs, withheldCPUs, reservedMemory in driverConfig",
-    MisfitKind.DOUBT: ("update the machine's firmware or hypervisor, or replace the named files with sysfsOverlay"),
-    MisfitKind.NO_PAGE_SIZE: "remove this size from reservedMemory, or boot a kernel that supports it",
-    MisfitKind.TOO_LONG: _OTHER,
+    MismatchKind.ABSENT: "bring the missing CPU or NUMA node online, or remove it from the setting",
+    MismatchKind.NOTHING_LEFT: "reserve less: reservedCPUs, withheldCPUs, reservedMemory in driverConfig",
+    MismatchKind.DOUBT: ("update the machine's firmware or hypervisor, or replace the named files with sysfsOverlay"),
+    MismatchKind.NO_PAGE_SIZE: "remove this size from reservedMemory, or boot a kernel that supports it",
+    MismatchKind.TOO_LONG: _OTHER,
 }
 
 
@@ -26,10 +26,10 @@ def _machine(machine: object) -> Iterator[Finding]:
 
 
 def _fits(machine: Inventory) -> Iterator[Finding]:
-    for driver, text in machine.refused.items():
+    for driver, text in machine.refusals.items():
         why = "this machine cannot satisfy the setting, so the driver offers nothing rather than offering too much"
         yield problem(f"{driver} offers nothing: {text}.", why, _OTHER)
-    for one in machine.misfits:
+    for one in machine.mismatches:
         why = "less is offered or reserved than the configuration requests"
         yield problem(f"The machine does not match the configuration: {one.text}.", why, _REMEDIES[one.kind])
 

@@ -20,7 +20,7 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 _OLDEST: Final = (1, 34)
 _MAX_BEHIND: Final = 3
 """Maximum number of minor releases by which a kubelet may lag behind the API server (version skew policy)."""
-_GATES: Final = ("DynamicResourceAllocation", gates.SHARING)
+_GATES: Final = ("DynamicResourceAllocation", gates.SHARING_GATE)
 _OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: None"}
 """Settings that disable the kubelet's managers. The kubelet rejects any other spelling."""
 _NAMES: Final = {"cpu": "CPU", "memory": "memory"}
@@ -149,7 +149,7 @@ def _gates(kubelet: KubeletConfig | None, config: Config) -> Iterator[Finding]:
             "consumed capacities"
         )
         yield problem("The kubelet's feature gate AllBeta is off.", why, f"add {_GATES[1]}: true to featureGates")
-    counting = gates.COUNTING
+    counting = gates.COUNTING_GATE
     is_known = kubelet.unseen is None or counting in kubelet.gates
     is_on = kubelet.gates.get(counting, kubelet.gates.get("AllAlpha", False))
     if config.publish_node_allocatable_resource_mapping and is_known and not is_on:
@@ -259,8 +259,8 @@ CHECKS: Final = (
     ),
     Check(
         "kubelet.gates",
-        f"The feature gates {' and '.join(_GATES)} are not off, and {gates.COUNTING} is on if claims count against the "
-        "node.",
+        f"The feature gates {' and '.join(_GATES)} are not off, and {gates.COUNTING_GATE} is on if claims count "
+        "against the node.",
         ("kubelet", "config"),
         _if_seen(_gates),
     ),

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.connection import CALL_SECONDS, Connection
-from dra_frontend.api_server.credentials import Load
+from dra_frontend.api_server.credentials import ConfigurationLoader
 from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnreadableError
 from dra_frontend.devices import gates
 from dra_frontend.devices.inventory import Inventory
@@ -41,7 +41,7 @@ _NO_CONFIGZ: Final = (
     "the doctor; or pass the output of kubectl get --raw /api/v1/nodes/NODE/proxy/configz with --kubelet-config; or "
     "set doctor.kubeletProxy: true in the chart's values, which grants the driver get on nodes/proxy (docs/doctor.md)"
 )
-_GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
+_GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS_GATE, MAPPING_REFUSED: gates.COUNTING_GATE}
 """The feature gate for each reason why a field was omitted."""
 _Answer = TypeVar("_Answer")
 
@@ -102,7 +102,7 @@ class Cluster:
                 continue
             except ForbiddenError as error:
                 # Kubernetes 1.37 forbids the mapping until the node's kubelet declares the feature (KEP-5517).
-                if gates.COUNTING not in str(error) or MAPPING_REFUSED in left_out:
+                if gates.COUNTING_GATE not in str(error) or MAPPING_REFUSED in left_out:
                     raise
                 refusal = error
                 continue
@@ -148,7 +148,11 @@ def _stamp(answer: Document) -> float:
 
 
 async def read_cluster(
-    load: Load, node_name: str, inventory: Inventory | None, records: Sequence[AllocationRecord], config: Config
+    load: ConfigurationLoader,
+    node_name: str,
+    inventory: Inventory | None,
+    records: Sequence[AllocationRecord],
+    config: Config,
 ) -> Mapping[str, Any]:
     """Returns the facts by name. Queries fail independently of each other, unless the server is unreachable."""
     connection = Connection(load, CALL_SECONDS)

@@ -3,10 +3,10 @@
 
 from typing import Final
 
-from dra_frontend.api_server.answers import MAX_BYTES, read_list
 from dra_frontend.api_server.connection import Connection
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.api_server.requests import Call, Document
+from dra_frontend.api_server.responses import MAX_BYTES, read_list
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, shown
 from numa_contract.names import DRIVERS
@@ -68,7 +68,7 @@ class Inquiry:
     async def list_classes(self) -> frozenset[str]:
         """Returns the names of all DeviceClasses."""
         call = Call("list", "resource.k8s.io", "deviceclasses")
-        items, _ = read_list(call, await self._connection.ask(call), "DeviceClass")
+        items, _ = read_list(call, await self._connection.execute(call), "DeviceClass")
         return frozenset(item["metadata"]["name"] for item in items)
 
     async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
@@ -89,7 +89,7 @@ class Inquiry:
 
     async def _ask(self, call: Call) -> Document:
         try:
-            document = parse_json(await self._connection.ask(call), MAX_BYTES, "answer", call.operation)
+            document = parse_json(await self._connection.execute(call), MAX_BYTES, "answer", call.operation)
         except MalformedError as error:
             raise UnavailableError(call.operation, f"the response {error.reason}; is this an API server?") from error
         if not isinstance(document, dict):

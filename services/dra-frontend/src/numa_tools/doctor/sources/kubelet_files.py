@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from dra_frontend.machine.file_tree import HostTreeError
-from dra_frontend.node.host_tree import on_node
+from dra_frontend.node.host_tree import host_path
 from numa_contract.config import ConfigError
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
@@ -44,7 +44,7 @@ class HostFiles:
     def where(self, path: str) -> str:
         """Resolves a path on the node to a path on this host. Raises UnseenError."""
         try:
-            return on_node(self.root, path)
+            return host_path(self.root, path)
         except HostTreeError as error:
             raise UnseenError(str(error)) from error
 

@@ -37,13 +37,13 @@ _STATUS_BYTES: Final = 64 << 10
 """Maximum size in bytes of a Status. The limit is low because only part of the message is shown, and because failures
 may be frequent.
 """
-_DIGITS: Final = 20
-_SHOWN: Final = 700
+_MAX_DIGITS: Final = 20
+_MAX_SHOWN: Final = 700
 """Maximum number of characters shown from the server's message. It is high enough to include the cause even if the
 message begins with two long field names.
 """
 _MAX_LOCATION_LENGTH: Final = 2048
-_SHOWN_HOST: Final = 100
+_MAX_SHOWN_HOST: Final = 100
 _UNAUTHORIZED: Final = '" cannot '
 _MAX_WAIT_SECONDS: Final = 120.0
 _EVENT: Final = re.compile(rb'\s*\{\s*"type"\s*:')
@@ -120,7 +120,7 @@ def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
     match event:
         case {"type": "ERROR", "object": dict(status)}:
             code = status.get("code")
-            raise translate(call, code if isinstance(code, int) else 500, status, {})
+            raise response_error(call, code if isinstance(code, int) else 500, status, {})
         case {"type": what, "object": {"metadata": {"resourceVersion": str()}} as document}:
             is_news = what in ("ADDED", "MODIFIED", "DELETED") and _is_usable(kind, document)
             return what if is_news else "BOOKMARK", document
@@ -178,23 +178,23 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-def translate(call: Call, code: int, status: Document, headers: Mapping[str, str]) -> KubeError:
+def response_error(call: Call, code: int, status: Document, headers: Mapping[str, str]) -> KubeError:
     """Converts an unsuccessful response to a KubeError. ``status`` is the result of read_status()."""
     message = status.get("message")
-    said = shown(message, _SHOWN) if message else f"HTTP {code}"
+    server_message = shown(message, _MAX_SHOWN) if message else f"HTTP {code}"
     if 300 <= code < 400:
-        return UnavailableError(call.operation, f"{said}{_redirected(headers)}", _retry_after(headers))
+        return UnavailableError(call.operation, f"{server_message}{_redirect_target(headers)}", _retry_after(headers))
     if code in {401, 403}:
-        return ForbiddenError(call.operation, f"{said}; {_remedy(call, code, message)}")
+        return ForbiddenError(call.operation, f"{server_message}; {_remedy(call, code, message)}")
     if code == 404:
-        return _not_found(call, status, said)
+        return _not_found_error(call, status, server_message)
     if code == 409:
-        return ConflictError(call.operation, said)
+        return ConflictError(call.operation, server_message)
     if code == 410:
-        return WatchExpiredError(call.operation, said)
+        return WatchExpiredError(call.operation, server_message)
     if 400 <= code < 500 and code not in {408, 429}:
-        return InvalidError(call.operation, said)
-    return UnavailableError(call.operation, said, _retry_after(headers))
+        return InvalidError(call.operation, server_message)
+    return UnavailableError(call.operation, server_message, _retry_after(headers))
 
 
 def read_status(body: bytes) -> Document:
@@ -206,15 +206,15 @@ def read_status(body: bytes) -> Document:
     return document if isinstance(document, dict) and document.get("kind") == "Status" else {}
 
 
-def _not_found(call: Call, status: Document, said: str) -> KubeError:
+def _not_found_error(call: Call, status: Document, server_message: str) -> KubeError:
     match status:
         case {"reason": "NotFound", "details": {"name": name}} if call.name and name == call.name:
-            return NotFoundError(call.operation, said)
+            return NotFoundError(call.operation, server_message)
         case {"reason": "NotFound", "details": {"kind": "namespaces", "name": str()}}:
-            return KubeError(call.operation, said)
+            return KubeError(call.operation, server_message)
     # The response does not concern the object: either the server does not serve this API, or a proxy responded.
-    where = f"{call.group}/v1" if call.group else "v1"
-    return KubeError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")
+    api = f"{call.group}/v1" if call.group else "v1"
+    return KubeError(call.operation, f"{server_message}; is {api} served? Kubernetes 1.34 or later is needed")
 
 
 def _remedy(call: Call, code: int, message: object) -> str:
@@ -230,17 +230,17 @@ def _remedy(call: Call, code: int, message: object) -> str:
     )
 
 
-def _redirected(headers: Mapping[str, str]) -> str:
+def _redirect_target(headers: Mapping[str, str]) -> str:
     """Returns the part of an error message that names a redirect's target, without the path and credentials."""
     location = next((value for key, value in headers.items() if key.lower() == "location"), "")
     try:
         host = urlsplit(location[:_MAX_LOCATION_LENGTH]).netloc.rpartition("@")[2]
     except ValueError:
         host = ""
-    where = f" to {shown(host, _SHOWN_HOST)}" if host else " to another path" if location else ""
-    return f": redirected{where}; redirects are not followed; is this an API server?"
+    target = f" to {shown(host, _MAX_SHOWN_HOST)}" if host else " to another path" if location else ""
+    return f": redirected{target}; redirects are not followed; is this an API server?"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
     text = next((value for key, value in headers.items() if key.lower() == "retry-after"), "")
-    return min(float(text), _MAX_WAIT_SECONDS) if text.isdecimal() and len(text) < _DIGITS else 0.0
+    return min(float(text), _MAX_WAIT_SECONDS) if text.isdecimal() and len(text) < _MAX_DIGITS else 0.0

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from dra_frontend.node.host_tree import BOOT, on_node
+from dra_frontend.node.host_tree import BOOT_ID, host_path
 
 
 def test_a_directory_is_looked_up_on_the_inspected_machine(tmp_path: Path) -> None:
@@ -12,13 +12,13 @@ def test_a_directory_is_looked_up_on_the_inspected_machine(tmp_path: Path) -> No
     """
     host, here = tmp_path / "host", tmp_path / "cdi"
     here.mkdir()
-    (host / BOOT[1:]).parent.mkdir(parents=True)
+    (host / BOOT_ID[1:]).parent.mkdir(parents=True)
     below = str(host) + str(here)
-    assert on_node(str(host), str(here)) == below
-    (host / BOOT[1:]).write_text("another\n")
-    assert on_node(str(host), str(here)) == below
-    (host / BOOT[1:]).write_bytes(Path(BOOT).read_bytes())
-    assert on_node(str(host), str(here)) == str(here)
+    assert host_path(str(host), str(here)) == below
+    (host / BOOT_ID[1:]).write_text("another\n")
+    assert host_path(str(host), str(here)) == below
+    (host / BOOT_ID[1:]).write_bytes(Path(BOOT_ID).read_bytes())
+    assert host_path(str(host), str(here)) == str(here)
     Path(below).mkdir(parents=True)
-    assert on_node(str(host), str(here)) == below
-    assert on_node("/", str(here)) == str(here)
+    assert host_path(str(host), str(here)) == below
+    assert host_path("/", str(here)) == str(here)

@@ -83,7 +83,7 @@ check: .venv/.done check-fast ## Run linters and type checks; check import rules
 check-fast: .venv/.done ## Run the checks that take only seconds and need all files; pre-commit runs them too
 	$(BIN)/lint-imports --no-cache
 	PYTHONPATH=services/kubectl-numa/src $(BIN)/lint-imports --no-cache --config services/kubectl-numa/.importlinter
-	$(BIN)/python -m hack.house
+	$(BIN)/python -m hack.code_size
 	$(BIN)/python -m hack.commits
 	$(BIN)/python -m hack.chart_schema --check
 	$(BIN)/python -m hack.state_api --check

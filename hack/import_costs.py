@@ -109,19 +109,22 @@ def costs(entry: str, argument: str) -> dict[str, int]:
         package = module.partition(".")[0]
         found["own modules" if package in _OURS else package.removeprefix("_").removesuffix("_core")] += kib
 
-    silent = io.StringIO()
-    with _measured(cost), redirect_stdout(silent), redirect_stderr(silent), suppress(SystemExit):
+    discarded = io.StringIO()
+    with _measured(cost), redirect_stdout(discarded), redirect_stderr(discarded), suppress(SystemExit):
         importlib.import_module(entry).main([argument])
     return dict(found)
 
 
 def table(services: dict[str, dict[str, int]]) -> str:
     """Returns the table for these services: the largest packages, and the sum of all others."""
-    every = {name for found in services.values() for name in found}
+    package_names = {name for found in services.values() for name in found}
     names = {name for found in services.values() for name, kib in found.items() if kib >= _MIN_KIB}
     ordered = sorted(names, key=lambda name: -max(found.get(name, 0) for found in services.values()))
     rows = [(name, _cells(services, {name}), REASONS.get(name, "")) for name in ordered]
-    rows += [("all others", _cells(services, every - names), ""), ("total", _cells(services, every), "")]
+    rows += [
+        ("all others", _cells(services, package_names - names), ""),
+        ("total", _cells(services, package_names), ""),
+    ]
     head = f"| package | {', '.join(services)}: MB | why it is needed |\n|---|---|---|\n"
     return head + "\n".join(f"| {' | '.join(row).rstrip()} |" for row in rows)
 

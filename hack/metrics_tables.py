@@ -34,7 +34,7 @@ class Metric(NamedTuple):
     text: str
 
 
-def of_frontend() -> Iterator[Metric]:
+def frontend_metrics() -> Iterator[Metric]:
     """Yields the metrics of a frontend whose machine inventory is empty."""
     machine = SimpleNamespace(online=frozenset())
     watch = SimpleNamespace(
@@ -55,7 +55,7 @@ def of_frontend() -> Iterator[Metric]:
             yield Metric(one._name, one._type, labels, one._documentation)  # noqa: SLF001 - the same
 
 
-def of_backend() -> Iterator[Metric]:
+def backend_metrics() -> Iterator[Metric]:
     """Yields the metrics of a backend that has done nothing yet."""
     for one in Telemetry().metrics({}, ("partition", "auto"), **dict.fromkeys(GAUGES, 1.0)):
         yield Metric(_PREFIX + one.name, one.kind, one.labels, one.help)
@@ -71,7 +71,10 @@ def table(metrics: Iterator[Metric]) -> str:
     return "\n".join(rows) + "\n"
 
 
-_TABLES: Final[dict[str, Callable[[], Iterator[Metric]]]] = {"dra-frontend": of_frontend, "nri-backend": of_backend}
+_TABLES: Final[dict[str, Callable[[], Iterator[Metric]]]] = {
+    "dra-frontend": frontend_metrics,
+    "nri-backend": backend_metrics,
+}
 
 
 def with_tables(page: str) -> str:

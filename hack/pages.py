@@ -15,7 +15,7 @@ WIDTH: Final = 120
 
 def wrapped(text: str) -> str:
     """Wraps each paragraph at WIDTH."""
-    return "\n\n".join(textwrap.fill(one, WIDTH, break_on_hyphens=False) for one in text.split("\n\n"))
+    return "\n\n".join(textwrap.fill(paragraph, WIDTH, break_on_hyphens=False) for paragraph in text.split("\n\n"))
 
 
 def replaced(name: str, page: str, begins: str, ends: str, content: str) -> str:

@@ -15,13 +15,13 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from hack.version import SOURCE, said
+from hack.version import SOURCE, version_in
 
 ROOT: Final = Path(__file__).parents[1]
 _PACKAGE: Final = ROOT / "services/kubectl-numa/src/kubectl_numa"
 _NAME: Final = "kubectl-numa"
 _MAIN: Final = "from kubectl_numa.__main__ import main\n\nmain()\n"
-_NO_OLDER: Final = (1980, 1, 1, 0, 0, 0)
+_EARLIEST_DATE: Final = (1980, 1, 1, 0, 0, 0)
 """Earliest time that a ZIP archive can store."""
 _MANIFEST: Final = """\
 apiVersion: krew.googlecontainertools.github.com/v1alpha2
@@ -57,7 +57,7 @@ def zipapp() -> bytes:
     texts = {f"{_PACKAGE.name}/{file.name}": file.read_text() for file in sorted(_PACKAGE.glob("*.py"))}
     with zipfile.ZipFile(data, "a", zipfile.ZIP_DEFLATED) as archive:
         for name, text in {"__main__.py": _MAIN, **texts}.items():
-            entry = zipfile.ZipInfo(name, _NO_OLDER)
+            entry = zipfile.ZipInfo(name, _EARLIEST_DATE)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, text)
     return data.getvalue()
@@ -79,12 +79,12 @@ def main(arguments: list[str]) -> int:
     directory, repository = Path(arguments[0]), (arguments[1:] or [""])[0].rstrip("/")
     directory.mkdir(parents=True, exist_ok=True)
     program = zipapp()
-    packed = archive(program)
+    tar_gz = archive(program)
     (directory / _NAME).write_bytes(program)
     (directory / _NAME).chmod(0o755)
-    (directory / f"{_NAME}.tar.gz").write_bytes(packed)
+    (directory / f"{_NAME}.tar.gz").write_bytes(tar_gz)
     if repository:
-        version, digest = said(SOURCE, r'^__version__ = "(.*)"$'), hashlib.sha256(packed).hexdigest()
+        version, digest = version_in(SOURCE, r'^__version__ = "(.*)"$'), hashlib.sha256(tar_gz).hexdigest()
         text = _MANIFEST.format(name=_NAME, repository=repository, version=version, digest=digest)
         (directory / "numa.yaml").write_text(text)
     return 0

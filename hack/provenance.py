@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hack.version import SOURCE, said
+from hack.version import SOURCE, version_in
 
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = ("build", "dra-frontend", "nri-backend", "dev")
@@ -38,7 +38,7 @@ def statement(directory: Path, commit: str, settings: Mapping[str, str]) -> dict
 
 def _definition(commit: str, settings: Mapping[str, str]) -> dict[str, Any]:
     repository = settings.get("REPOSITORY", "").rstrip("/")
-    version = said(SOURCE, r'^__version__ = "(.*)"$')
+    version = version_in(SOURCE, r'^__version__ = "(.*)"$')
     given = {name: value for name in ("ARCHITECTURES", "REGISTRY", "REPOSITORY") if (value := settings.get(name))}
     source = {"digest": {"gitCommit": commit}, **({"uri": f"git+{repository}"} if repository else {"name": "source"})}
     locks = [{"name": f"locks/{name}.txt", "digest": {"sha256": _digest(ROOT / f"locks/{name}.txt")}} for name in LOCKS]

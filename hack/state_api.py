@@ -57,10 +57,10 @@ def _requests(paths: dict[str, Any]) -> Iterator[str]:
                 yield "\n".join(["| parameter | in | meaning |", "|---|---|---|", *rows])
             if "requestBody" in operation:
                 yield f"Body: {_type_of(_json(operation['requestBody']))}."
-            yield "\n".join(["| status | answer |", "|---|---|", *_answers(operation["responses"])])
+            yield "\n".join(["| status | answer |", "|---|---|", *_responses(operation["responses"])])
 
 
-def _answers(responses: dict[str, Any]) -> Iterator[str]:
+def _responses(responses: dict[str, Any]) -> Iterator[str]:
     for status, response in sorted(responses.items()):
         if "application/json" not in response.get("content", {}):
             yield f"| {status} | text |"

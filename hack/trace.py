@@ -22,11 +22,11 @@ from tests.stage.settings import OUR_FRONTEND, StageSettings
 from tests.stage.stage import Stage
 
 _MACHINE = "128arm-2pa2n8cluster4co"
-_WARM = 3
+_WARM_UP_REQUESTS = 3
 _OURS = ("dra_frontend", "nri_backend", "numa_contract", "numa_node", "numa_tools")
 
 
-class Journey:
+class CallTrace:
     """Functions called for one request, in the order in which they were first called."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Journey:
         self.calls = 0
         self.modules: dict[str, dict[str, None]] = {}
         """Names of functions by module. This is a dictionary because dictionaries preserve the order."""
-        self.climbs: dict[str, None] = {}
+        self.reentrant_calls: dict[str, None] = {}
         """Calls from one module back into another that already has a function further up the stack, as messages."""
         self.waiting: tuple[str, ...] = ()
         """Modules of the functions that are waiting for the thread that makes the calls, outermost first."""
@@ -46,17 +46,17 @@ class Journey:
             if not name.endswith(">"):
                 self.calls += 1
                 functions[name] = None
-                above = (*self.waiting, *callers(frame.f_back))
-                if module in above[:-1] and above[-1] != module:
-                    self.climbs[f"{above[-1]} calls {module}: {name}"] = None
+                modules_above = (*self.waiting, *callers(frame.f_back))
+                if module in modules_above[:-1] and modules_above[-1] != module:
+                    self.reentrant_calls[f"{modules_above[-1]} calls {module}: {name}"] = None
 
     def __str__(self) -> str:
         shown = [f"{module}: {', '.join(names)}" for module, names in self.modules.items()]
         packages = Counter(module.partition(".")[0] for module in self.modules)
-        of = ", ".join(f"{count} of {package}" for package, count in packages.most_common())
+        package_counts = ", ".join(f"{count} of {package}" for package, count in packages.most_common())
         functions = sum(map(len, self.modules.values()))
-        total = f"{functions} functions, {self.calls} calls, {len(self.modules)} modules ({of})"
-        return "\n".join([*shown, *(f"climbs back: {climb}" for climb in self.climbs), total])
+        total = f"{functions} functions, {self.calls} calls, {len(self.modules)} modules ({package_counts})"
+        return "\n".join([*shown, *(f"reentrant: {call}" for call in self.reentrant_calls), total])
 
 
 def callers(frame: FrameType | None) -> tuple[str, ...]:
@@ -84,16 +84,16 @@ def main() -> None:
     """Prints the functions called for one request, or, with ``--aligned``, for a claim for aligned CPUs and memory."""
     requests = [cpus(1), memory("16Mi")] if "--aligned" in sys.argv[1:] else [cpus(1)]
     with tempfile.TemporaryDirectory() as directory:
-        written = Path(directory, "journeys")
+        written = Path(directory, "traces")
         command = OUR_FRONTEND.replace("-m numa_tools", f"-m hack.traced_frontend {shlex.quote(os.fspath(written))}")
         machine = write_tree(captured(_MACHINE), Path(directory, "machine"))
         with Stage(StageSettings(host_root=machine, frontend=command, partitions=True)) as stage:
             stage.add_ready_instance()
-            for number in range(_WARM + 1):
+            for number in range(_WARM_UP_REQUESTS + 1):
                 with claim_pod(stage, f"pod-{number}", *requests) as pod:
                     written.write_text("")
                     pod.prepare()
-                    wait_for("the journeys", lambda: written.read_text().count("\n\n") == len(requests))
+                    wait_for("the traces", lambda: written.read_text().count("\n\n") == len(requests))
         print(written.read_text().rstrip())
 
 

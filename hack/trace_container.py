@@ -31,12 +31,12 @@ from nri_backend.nri.wire import (
     frame_message,
 )
 
-from hack.trace import Journey
+from hack.trace import CallTrace
 from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, enforcing
 
-_WARM = 3
+_WARM_UP_REQUESTS = 3
 _SANDBOX_SECONDS = 0.05
 
 
@@ -47,64 +47,66 @@ class Runtime:
         self._server, self._demultiplexer, self._ids = ServerConnection(), Demultiplexer(), count(1, 2)
         self._service = PluginService(node.enforcer, lambda *_: None)
 
-    async def call(self, method: str, request: Message, journey: Journey) -> None:
+    async def call(self, method: str, request: Message, trace: CallTrace) -> None:
         """Sends a call to the plugin and records the functions called between the request's bytes and the
         response's.
         """
         call = encode_call(Call(PLUGIN_SERVICE, method, request.SerializeToString()))
         sent = frame_message(PLUGIN_CONNECTION, encode_frame(next(self._ids), REQUEST, call))
-        journey.running = True
+        trace.running = True
         for _, piece in self._demultiplexer.receive_data(sent):
             for event in self._server.receive_data(piece):
                 if isinstance(event, Call):
-                    answer = await self._service.serve(event)
-                    frame_message(PLUGIN_CONNECTION, self._server.respond(event.stream_id, answer))
-        journey.running = False
+                    response = await self._service.serve(event)
+                    frame_message(PLUGIN_CONNECTION, self._server.respond(event.stream_id, response))
+        trace.running = False
 
 
-def _messages(of: Pod, one: Container) -> tuple[pb.PodSandbox, pb.Container]:
-    sandbox = pb.PodSandbox(id=of.id, uid=of.uid, namespace=of.namespace, name=of.name)
-    sandbox.linux.cgroup_parent = of.cgroup_parent
-    message = pb.Container(id=one.id, pod_sandbox_id=one.pod_id, name=one.name, env=one.env)
-    message.linux.cgroups_path = one.cgroups_path
+def _messages(nri_pod: Pod, nri_container: Container) -> tuple[pb.PodSandbox, pb.Container]:
+    sandbox = pb.PodSandbox(id=nri_pod.id, uid=nri_pod.uid, namespace=nri_pod.namespace, name=nri_pod.name)
+    sandbox.linux.cgroup_parent = nri_pod.cgroup_parent
+    message = pb.Container(
+        id=nri_container.id, pod_sandbox_id=nri_container.pod_id, name=nri_container.name, env=nri_container.env
+    )
+    message.linux.cgroups_path = nri_container.cgroups_path
     return sandbox, message
 
 
-async def _containers(create: Journey, start: Journey, path: Path) -> None:
+async def _containers(create: CallTrace, start: CallTrace, path: Path) -> None:
     async with enforcing(Node(path)) as node:
         runtime = Runtime(node)
-        for number in range(_WARM + 1):
-            of = pod(f"p{number}")
-            cpus = cpu_record(f"c{number}", "cpus=2-3", pods=[of.uid])
-            memory = memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI), pods=[of.uid])
-            one = container(f"life-{number}", *node.claim(cpus), *node.claim(memory), of=of.uid)
-            node.make_pod(of)
+        for number in range(_WARM_UP_REQUESTS + 1):
+            nri_pod = pod(f"p{number}")
+            cpus = cpu_record(f"c{number}", "cpus=2-3", pods=[nri_pod.uid])
+            memory = memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI), pods=[nri_pod.uid])
+            nri_container = container(f"life-{number}", *node.claim(cpus), *node.claim(memory), of=nri_pod.uid)
+            node.make_pod(nri_pod)
             # The kubelet creates the pod's sandbox between the two calls. The claim files are read during that time.
             await asyncio.sleep(_SANDBOX_SECONDS)
             await node.enforcer.claim_files.refresh()
-            sandbox, message = _messages(of, one)
-            warm = number < _WARM
-            created = Journey() if warm else create
+            sandbox, message = _messages(nri_pod, nri_container)
+            is_warm_up = number < _WARM_UP_REQUESTS
+            created = CallTrace() if is_warm_up else create
             await runtime.call("CreateContainer", pb.CreateContainerRequest(pod=sandbox, container=message), created)
-            node.make_cgroups(of, replace(one, resources=Resources(cpus="2-3", mems="1")))
+            node.make_cgroups(nri_pod, replace(nri_container, resources=Resources(cpus="2-3", mems="1")))
             message.linux.resources.cpu.cpus = "2-3"
             # While the runtime creates the container, the audit reads the pod's OOM kill count.
             await asyncio.sleep(_SANDBOX_SECONDS)
-            started = Journey() if warm else start
+            started = CallTrace() if is_warm_up else start
             await runtime.call("StartContainer", pb.StartContainerRequest(pod=sandbox, container=message), started)
-            await node.stop(one.id, of=of.uid)
-            await node.enforcer.remove_container(of, one)
+            await node.stop(nri_container.id, of=nri_pod.uid)
+            await node.enforcer.remove_container(nri_pod, nri_container)
             node.unprepare(cpus)
             node.unprepare(memory)
 
 
 def main() -> None:
     """Prints the functions of both calls."""
-    create, start = Journey(), Journey()
+    create, start = CallTrace(), CallTrace()
 
     def both(frame: FrameType, event: str, argument: Any) -> None:
-        for journey in (create, start):
-            journey(frame, event, argument)
+        for trace in (create, start):
+            trace(frame, event, argument)
 
     threading.setprofile(both)
     sys.setprofile(both)

@@ -20,17 +20,17 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from numa_tools.__main__ import main as run_service
 
-from hack.trace import Journey, callers
+from hack.trace import CallTrace, callers
 
-_BEGINNING = "NodePrepareResources"
+_REQUEST_METHOD = "NodePrepareResources"
 
 
 class Recorder:
-    """Records a journey for each task, including the calls made by threads that work for the task."""
+    """Records a trace for each task, including the calls made by threads that work for the task."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._journeys: WeakKeyDictionary[asyncio.Task[Any], Journey] = WeakKeyDictionary()
+        self._traces: WeakKeyDictionary[asyncio.Task[Any], CallTrace] = WeakKeyDictionary()
         self._prepares: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._thread = threading.local()
         self._run_in_executor = asyncio.base_events.BaseEventLoop.run_in_executor
@@ -39,8 +39,8 @@ class Recorder:
         """Traces the calls in this thread and in the threads that it starts."""
 
         def run_in_executor(loop: Any, executor: Any, run: Callable[..., Any], *arguments: Any) -> Any:
-            followed = partial(self._follow, _current_task(), callers(currentframe()), run)
-            return self._run_in_executor(loop, executor, followed, *arguments)
+            traced_run = partial(self._follow, _current_task(), callers(currentframe()), run)
+            return self._run_in_executor(loop, executor, traced_run, *arguments)
 
         asyncio.base_events.BaseEventLoop.run_in_executor = run_in_executor  # type: ignore[assignment,method-assign]
         threading.setprofile(self)
@@ -50,32 +50,33 @@ class Recorder:
         """Records a call. This is a profile function, to be installed with ``sys.setprofile``."""
         if event != "call":
             return
-        if (journey := getattr(self._thread, "journey", None)) is not None:
-            journey(frame, event, argument)
+        if (trace := getattr(self._thread, "trace", None)) is not None:
+            trace(frame, event, argument)
         elif (task := _current_task()) is not None:
-            journey = self._journeys.setdefault(task, Journey())
-            journey.running = True
-            journey(frame, event, argument)
-            if frame.f_code.co_name == _BEGINNING and task not in self._prepares:  # this event recurs after each await
+            trace = self._traces.setdefault(task, CallTrace())
+            trace.running = True
+            trace(frame, event, argument)
+            # This event recurs after each await.
+            if frame.f_code.co_name == _REQUEST_METHOD and task not in self._prepares:
                 self._prepares.add(task)
                 task.add_done_callback(self._write)
 
     def _write(self, task: asyncio.Task[Any]) -> None:
         with self._path.open("a") as file:
-            file.write(f"{self._journeys[task]}\n\n")
+            file.write(f"{self._traces[task]}\n\n")
 
     def _follow(
         self, task: asyncio.Task[Any] | None, waiting: tuple[str, ...], run: Callable[..., Any], *arguments: Any
     ) -> Any:
         """Runs a function in an executor thread and attributes its calls to the task that is waiting for it."""
-        journey = None if task is None else self._journeys.get(task)
-        if journey is None:
+        trace = None if task is None else self._traces.get(task)
+        if trace is None:
             return run(*arguments)
-        self._thread.journey, journey.waiting = journey, waiting
+        self._thread.trace, trace.waiting = trace, waiting
         try:
             return run(*arguments)
         finally:
-            self._thread.journey, journey.waiting = None, ()
+            self._thread.trace, trace.waiting = None, ()
 
 
 def _current_task() -> asyncio.Task[Any] | None:

@@ -31,7 +31,7 @@ PYTHONS = {
 }
 
 
-def said(path: Path, pattern: str) -> str:
+def version_in(path: Path, pattern: str) -> str:
     """Returns the version in a file, or "" if the pattern does not match."""
     found = re.search(pattern, path.read_text(), re.MULTILINE)
     return found.group(1) if found else ""
@@ -43,10 +43,10 @@ def faults(version: str) -> list[str]:
         f"{name}: has {other or 'no version'}, not {version}"
         for name, patterns in COPIES.items()
         for pattern in patterns
-        if (other := said(ROOT / name, pattern)) != version
+        if (other := version_in(ROOT / name, pattern)) != version
     ]
     changes = (ROOT / "CHANGELOG.md").read_text()
-    first = said(ROOT / "CHANGELOG.md", r"^## \[?(\d[^\]\s]*)")
+    first = version_in(ROOT / "CHANGELOG.md", r"^## \[?(\d[^\]\s]*)")
     if "## Unreleased" not in changes and first != version:
         found.append(f"CHANGELOG.md: has no Unreleased section, and its first version is not {version}")
     return found
@@ -56,16 +56,16 @@ def python_faults() -> list[str]:
     """Returns a message for each file that does not contain the lowest supported Python version, which is the one in
     the contract's ``requires-python``.
     """
-    least = said(ROOT / "shared/pyproject.toml", r'^requires-python = ">=(.*)"$')
+    lowest = version_in(ROOT / "shared/pyproject.toml", r'^requires-python = ">=(.*)"$')
     found = [
-        f"{name}: does not name Python {least}, the lowest supported version (shared/pyproject.toml)"
+        f"{name}: does not name Python {lowest}, the lowest supported version (shared/pyproject.toml)"
         for name, pattern in PYTHONS.items()
-        if said(ROOT / name, pattern) != least
+        if version_in(ROOT / name, pattern) != lowest
     ]
-    minor = ".".join(least.split(".")[:2])
+    minor = ".".join(lowest.split(".")[:2])
     settings = (
-        said(ROOT / "pyproject.toml", r'^python_version = "(.*)"$'),
-        said(ROOT / "pyproject.toml", r'^target-version = "(.*)"$'),
+        version_in(ROOT / "pyproject.toml", r'^python_version = "(.*)"$'),
+        version_in(ROOT / "pyproject.toml", r'^target-version = "(.*)"$'),
     )
     if settings != (minor, f"py{minor.replace('.', '')}"):
         found.append(f"pyproject.toml: mypy and ruff are set to {settings}, not to Python {minor}")
@@ -73,7 +73,7 @@ def python_faults() -> list[str]:
 
 
 def main() -> int:
-    version = said(SOURCE, r'^__version__ = "(.*)"$')
+    version = version_in(SOURCE, r'^__version__ = "(.*)"$')
     if sys.argv[1:] == ["--check"]:
         found = faults(version) + python_faults()
         for fault in found:

@@ -19,7 +19,7 @@ from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND
 _WORKTREES: Final = ROOT / "build/bench"
 # This script runs in a worktree of the revision, because the commands that start the driver have changed over time, and
 # those of a revision are defined in its own copy of tests/stage.
-_ASK: Final = """
+_COMMANDS_SCRIPT: Final = """
 import importlib.util, json
 from tests.stage import settings
 places = [importlib.util.find_spec(name).origin for name in ("dra_frontend", "nri_backend", "numa_contract")]
@@ -84,7 +84,7 @@ def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORK
     sources = [tree / "shared/src", *sorted(tree.glob("services/*/src"))]
     environment = {"PYTHONPATH": os.pathsep.join(map(str, (tree, *sources)))}
     asked = subprocess.run(
-        [sys.executable, "-c", _ASK],
+        [sys.executable, "-c", _COMMANDS_SCRIPT],
         cwd=tree,
         env={**os.environ, **environment},
         capture_output=True,

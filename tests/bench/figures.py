@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 """Unit of a ratio."""
-_MOST_SAMPLES = 200
+_MAX_SAMPLES = 200
 """Maximum number of samples per turn in a report. Statistics are computed from all samples."""
 
 
@@ -176,10 +176,10 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 def _thinned(samples: Sequence[float]) -> list[float]:
     """Returns all samples, or as many quantiles of them as a report may contain."""
-    if len(samples) <= _MOST_SAMPLES:
+    if len(samples) <= _MAX_SAMPLES:
         return list(samples)
     ordered = sorted(samples)
-    return [_quantile(ordered, rank / (_MOST_SAMPLES - 1)) for rank in range(_MOST_SAMPLES)]
+    return [_quantile(ordered, rank / (_MAX_SAMPLES - 1)) for rank in range(_MAX_SAMPLES)]
 
 
 def _rounded(value: float) -> float:

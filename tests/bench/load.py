@@ -14,7 +14,7 @@ from tests.stage.wires import AnsweredError
 
 _CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 _MIB = 1 << 20
-_PATIENCE = 2.0
+_SETTLE_SECONDS = 2.0
 _VARIABLE = re.compile(r"DRA_CPUSET_[^=\"]+=([0-9,-]+)")
 # The machine has 128 CPUs. Some of them must always be free for the measured claim.
 CPU_CLAIMS = 100
@@ -59,7 +59,7 @@ class Load:
         """Returns a pod without a claim."""
         return StagePod(self._stage, f"plain-{next(self._numbers)}")
 
-    def gone(self, pod: StagePod) -> None:
+    def delete_claim(self, pod: StagePod) -> None:
         """Deletes the pod's claim, if any. The claim must already be unprepared."""
         if pod.claim is not None:
             self._claims.remove(pod.claim)
@@ -83,12 +83,12 @@ class Load:
             try:
                 box = pod.run()
             except AnsweredError:
-                box = self._anew(pod).run()
+                box = self._replace(pod).run()
             self.containers += 1
             if is_plain:
                 self.plain.append(box)
 
-    def _anew(self, pod: StagePod) -> StagePod:
+    def _replace(self, pod: StagePod) -> StagePod:
         """Replaces a pod whose claim the driver lost during a restart."""
         if pod.claim is None:
             raise StageError("a container without a claim was refused")
@@ -113,7 +113,7 @@ class Load:
             wait_for(
                 "other containers to leave the CPUs",
                 lambda: not any(box.cpus() & taken for box in self.plain),
-                _PATIENCE,
+                _SETTLE_SECONDS,
             )
         return time.monotonic() - began
 

@@ -32,7 +32,7 @@ from tests.stage.stage import Stage
 _MACHINE: Final = "128arm-2pa2n8cluster4co"
 _MACHINE_TEXT: Final = "128 CPUs in four NUMA nodes (captured from an Arm server)"
 # Work that a driver does after the last pod of a turn must not overlap with the other driver's turn.
-_BREATH_SECONDS: Final = 0.5
+_PAUSE_SECONDS: Final = 0.5
 _WINDOW_SECONDS: Final = 20.0
 """Length in seconds of one part of the idle period. Each part is one sample. This driver checks all claim files every
 20 s, so each part includes one such check. Every 60 s, it checks all containers and their resource limits, so the
@@ -41,7 +41,7 @@ three parts of the default period include one such check.
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Setting:
     """A combination of driver, kernel and load for which samples are taken."""
 
     mode: str
@@ -69,7 +69,7 @@ def measure(plan: Plan, drivers: Sequence[Driver]) -> Report:
         for loads in plan.loads.stages():
             with _contenders(plan, drivers, mode) as contenders:
                 for load in loads:
-                    _measure_load(plan, contenders, _Place(mode, label(*load)), load, collector)
+                    _measure_load(plan, contenders, _Setting(mode, label(*load)), load, collector)
     return Report(
         when=when,
         seconds=round(time.monotonic() - began),
@@ -121,24 +121,24 @@ def _machine() -> Iterator[Path]:
 
 
 def _measure_load(
-    plan: Plan, contenders: Sequence[_Contender], place: _Place, load: tuple[int, int], collector: Collector
+    plan: Plan, contenders: Sequence[_Contender], setting: _Setting, load: tuple[int, int], collector: Collector
 ) -> None:
-    _say(f"{place.mode}, {place.load}: filling the node")
+    _say(f"{setting.mode}, {setting.load}: filling the node")
     for one in contenders:
         one.load.fill_claims(load[0])
         one.load.fill_containers(load[1])
     for turn in range(plan.turns):
-        _say(f"{place.mode}, {place.load}: pods, turn {turn + 1} of {plan.turns}")
+        _say(f"{setting.mode}, {setting.load}: pods, turn {turn + 1} of {plan.turns}")
         for one in _in_turn(contenders, turn):
-            time.sleep(_BREATH_SECONDS)
-            _collect(collector, place, one, scenarios.pods(one.stage, one.load, plan.rounds, plan.pause))
-    _say(f"{place.mode}, {place.load}: idle for {plan.settle + plan.idle:.0f} s")
-    _observe(plan, contenders, place, collector)
+            time.sleep(_PAUSE_SECONDS)
+            _collect(collector, setting, one, scenarios.pods(one.stage, one.load, plan.rounds, plan.pause))
+    _say(f"{setting.mode}, {setting.load}: idle for {plan.settle + plan.idle:.0f} s")
+    _observe(plan, contenders, setting, collector)
     for turn in range(plan.turns):
-        _say(f"{place.mode}, {place.load}: restarts, turn {turn + 1} of {plan.turns}")
+        _say(f"{setting.mode}, {setting.load}: restarts, turn {turn + 1} of {plan.turns}")
         for one in _in_turn(contenders, turn):
-            time.sleep(_BREATH_SECONDS)
-            _collect(collector, place, one, scenarios.restart(one.stage, one.load))
+            time.sleep(_PAUSE_SECONDS)
+            _collect(collector, setting, one, scenarios.restart(one.stage, one.load))
 
 
 def _in_turn(contenders: Sequence[_Contender], turn: int) -> Sequence[_Contender]:
@@ -148,12 +148,12 @@ def _in_turn(contenders: Sequence[_Contender], turn: int) -> Sequence[_Contender
     return contenders if turn % 2 == 0 else contenders[::-1]
 
 
-def _collect(collector: Collector, place: _Place, one: _Contender, samples: Iterable[Sample]) -> None:
+def _collect(collector: Collector, setting: _Setting, one: _Contender, samples: Iterable[Sample]) -> None:
     for quantity, values in samples:
-        collector.add(quantity, place.mode, place.load, one.driver.name, values)
+        collector.add(quantity, setting.mode, setting.load, one.driver.name, values)
 
 
-def _observe(plan: Plan, contenders: Sequence[_Contender], place: _Place, collector: Collector) -> None:
+def _observe(plan: Plan, contenders: Sequence[_Contender], setting: _Setting, collector: Collector) -> None:
     """Observes all drivers while they are idle."""
     time.sleep(plan.settle)
     whole = [Observation(one.stage) for one in contenders]
@@ -161,18 +161,18 @@ def _observe(plan: Plan, contenders: Sequence[_Contender], place: _Place, collec
         windows = [Observation(one.stage) for one in contenders]
         time.sleep(min(_WINDOW_SECONDS, max(0.1, plan.idle)))
         for one, window in zip(contenders, windows, strict=True):
-            _collect(collector, place, one, window.end().samples())
-            _collect(collector, place, one, scenarios.memory(one.stage))
+            _collect(collector, setting, one, window.end().samples())
+            _collect(collector, setting, one, scenarios.memory(one.stage))
     for one, observation in zip(contenders, whole, strict=True):
-        collector.threads += _thread_rates(place, one.driver.name, observation.end())
+        collector.threads += _thread_rates(setting, one.driver.name, observation.end())
 
 
-def _thread_rates(place: _Place, driver: str, idle: Idle) -> Iterator[ThreadRate]:
+def _thread_rates(setting: _Setting, driver: str, idle: Idle) -> Iterator[ThreadRate]:
     for process, threads in idle.threads.items():
         for name, rates in sorted(threads.items(), key=lambda item: -item[1].wakeups):
             yield ThreadRate(
-                mode=place.mode,
-                load=place.load,
+                mode=setting.mode,
+                load=setting.load,
                 driver=driver,
                 process=PROCESSES[process] if len(idle.threads) > 1 else "only process",
                 name=name + (" (gRPC)" if rates.of_grpc else ""),

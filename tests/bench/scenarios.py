@@ -71,7 +71,7 @@ def _claim_pod(stage: Stage, load: Load, pause: float, settle: Callable[[Any], f
     pod.run()
     stage.runtime("remove_pod", pod=pod.sandbox["id"])
     pod.unprepare()
-    load.gone(pod)
+    load.delete_claim(pod)
     return moved
 
 
@@ -130,7 +130,7 @@ def restart(stage: Stage, load: Load) -> Iterator[Sample]:
     yield quantities.FORGOTTEN, [forgotten]
     stage.runtime("remove_pod", pod=pod.sandbox["id"])
     pod.unprepare()
-    load.gone(pod)
+    load.delete_claim(pod)
     yield quantities.SYNCHRONIZE, [_synchronize(stage)]
 
 

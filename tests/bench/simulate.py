@@ -35,7 +35,7 @@ _SMALLEST: Final = 128
 _LIVE_CLAIMS: Final = 48
 _LOAD: Final = f"{_LIVE_CLAIMS} claims, no containers"
 _AMOUNTS: Final = (1, 2, 2, 4, 4, 6, 8, 16)
-_WISHES: Final[Sequence[dict[str, Any] | None]] = (
+_PARAMETERS: Final[Sequence[dict[str, Any] | None]] = (
     None,
     None,
     {"fullPhysicalCores": True},
@@ -68,9 +68,9 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
     for number in range(pairs):
         if len(live) >= min(_LIVE_CLAIMS, len(inventory.machine.cpus) // 10):
             files.pop((CPU_DRIVER, live.pop(choice.randrange(len(live)))), None)
-        wish, device, uid = choice.choice(_WISHES), choice.choice(devices), f"claim-{number}"
+        parameters, device, uid = choice.choice(_PARAMETERS), choice.choice(devices), f"claim-{number}"
         asked = builders.cpus(choice.choice(_AMOUNTS), device=device)
-        document = builders.claim(uid, asked, config=[] if wish is None else [builders.opaque(wish)])
+        document = builders.claim(uid, asked, config=[] if parameters is None else [builders.opaque(parameters)])
         began = time.thread_time()
         with suppress(RefusedError):
             parsed = parse_driver_claim(parse_claim(document), CPU_DRIVER, inventory, _CONFIG)

@@ -14,7 +14,7 @@ from numa_tools.doctor.table import CHECKS, examine
 from numa_tools.doctor.text import findings_text
 
 from tests.chart.helm import CHART, only, render
-from tests.rigs.ailing_node import AilingNode
+from tests.rigs.faulty_node import FaultyNode
 
 PAGE = (CHART.parents[1] / "docs/doctor.md").read_text()
 WIDTH = 120
@@ -32,7 +32,7 @@ def passed_on(tmp_path: Path) -> str:
 
 async def printed(kubelet: str) -> str:
     """Returns the output of ``kubectl numa doctor`` as the driver's pod prints it if no host file is mounted."""
-    node = AilingNode()
+    node = FaultyNode()
     try:
         for path in ("etc/containerd", "usr/lib/systemd"):
             shutil.rmtree(node.root / path)

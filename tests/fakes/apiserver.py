@@ -3,7 +3,7 @@
 driver.
 
 ``python -m tests.fakes.apiserver --port-file FILE --kubeconfig-out FILE`` runs it as a process. Faults can also be
-injected over HTTP: see ``ApiServer.order`` (POST /fake).
+injected over HTTP: see ``ApiServer.control`` (POST /fake).
 """
 
 import argparse
@@ -51,7 +51,7 @@ class ApiServer:
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=2**23)
-        app.router.add_post("/fake", self._ordered)
+        app.router.add_post("/fake", self._control_over_http)
         app.router.add_routes(
             [*apiserver_discovery.routes(self.options.not_served), *apiserver_exec.routes(self.options.node_socket)]
         )
@@ -120,21 +120,21 @@ class ApiServer:
             if one.verb in changing and one.resource == resource and one.code < 300 and not one.dry_run
         ]
 
-    def order(self, wish: Document) -> Document:
+    def control(self, command: Document) -> Document:
         """Carries out one item of ``POST /fake``: no_faults, fail_next, drop_watches, forbidden, gates, version or
         served.
         """
-        if wish.get("no_faults"):
+        if command.get("no_faults"):
             self.faults.clear()
-        if "fail_next" in wish:
-            self.fail_next(**wish["fail_next"])
-        if wish.get("drop_watches"):
+        if "fail_next" in command:
+            self.fail_next(**command["fail_next"])
+        if command.get("drop_watches"):
             self.drop_watches()
-        if "forbidden" in wish:
-            self.options.forbidden = {(verb, resource) for verb, resource in wish["forbidden"]}
-        self.options.gates.update(wish.get("gates") or {})
-        self.options.version = wish.get("version", self.options.version)
-        return {"served": [vars(one) for one in self.served]} if wish.get("served") else {}
+        if "forbidden" in command:
+            self.options.forbidden = {(verb, resource) for verb, resource in command["forbidden"]}
+        self.options.gates.update(command.get("gates") or {})
+        self.options.version = command.get("version", self.options.version)
+        return {"served": [vars(one) for one in self.served]} if command.get("served") else {}
 
     def _tls(self) -> ssl.SSLContext | None:
         if self.options.certificate is None:
@@ -143,8 +143,8 @@ class ApiServer:
         context.load_cert_chain(self.options.certificate, self.options.key)
         return context
 
-    async def _ordered(self, request: web.Request) -> web.Response:
-        return web.json_response(self.order(await request.json()))
+    async def _control_over_http(self, request: web.Request) -> web.Response:
+        return web.json_response(self.control(await request.json()))
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         target: Target | None = None
@@ -152,7 +152,7 @@ class ApiServer:
         try:
             target = self._target(request.path)
             verb = _verb(request, target)
-            odd = await self._misbehave(request, verb, target)
+            odd = await self._inject_fault(request, verb, target)
             _check_accept(request)
             self._authorize(request, verb, target)
             answer = odd if odd is not None else await self._answer(request, verb, target)
@@ -191,7 +191,7 @@ class ApiServer:
                 return Target(resource, namespace, *(*parts[1:3], "", "")[:2])
         raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
-    async def _misbehave(self, request: web.Request, verb: str, target: Target) -> web.Response | None:
+    async def _inject_fault(self, request: web.Request, verb: str, target: Target) -> web.Response | None:
         agent = request.headers.get("User-Agent", "")
         for fault in self.faults:
             meant = fault.verb in {"", verb} and fault.resource in {"", target.resource.name}

@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.fakes.apiserver_store import ApiError, Document
 
-MOST_CONDITIONS = 8
-MOST_DATA_BYTES = 10 << 10
+MAX_CONDITIONS = 8
+MAX_DATA_BYTES = 10 << 10
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _KEYS = ("driver", "pool", "device", "shareID")
@@ -86,8 +86,8 @@ def _is_in(entry: Document, status: Document) -> bool:
 
 def _faults(path: str, entry: Document) -> Iterator[str]:
     conditions, data = entry.get("conditions") or [], entry.get("data")
-    if len(conditions) > MOST_CONDITIONS:
-        yield f"{path}.conditions: Too many: {len(conditions)}: must have at most {MOST_CONDITIONS} items"
+    if len(conditions) > MAX_CONDITIONS:
+        yield f"{path}.conditions: Too many: {len(conditions)}: must have at most {MAX_CONDITIONS} items"
     if len({one.get("type") for one in conditions}) < len(conditions):
         yield f"{path}.conditions: Duplicate value"
     for one in conditions:
@@ -97,8 +97,8 @@ def _faults(path: str, entry: Document) -> Iterator[str]:
             one.get("lastTransitionTime") or ""
         ):
             yield f"{path}.conditions: reason and lastTransitionTime of {one} are required"
-    if data is not None and (not isinstance(data, dict) or len(json.dumps(data)) > MOST_DATA_BYTES):
-        yield f"{path}.data: must be an object of at most {MOST_DATA_BYTES} bytes"
+    if data is not None and (not isinstance(data, dict) or len(json.dumps(data)) > MAX_DATA_BYTES):
+        yield f"{path}.data: must be an object of at most {MAX_DATA_BYTES} bytes"
     if share := entry.get("shareID"):
         try:
             uuid.UUID(share)

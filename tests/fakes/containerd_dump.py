@@ -11,7 +11,7 @@ CDI_DIRECTORIES = ["/etc/cdi", "/var/run/cdi"]
 Document = dict[str, Any]
 
 
-def nri(**said: Any) -> Document:
+def nri(**settings: Any) -> Document:
     """Returns the NRI section with the defaults that it has had since 2.0."""
     return {
         "disable": False,
@@ -21,11 +21,11 @@ def nri(**said: Any) -> Document:
         "plugin_registration_timeout": "5s",
         "plugin_request_timeout": "2s",
         "disable_connections": False,
-        **said,
+        **settings,
     }
 
 
-def cri(**said: Any) -> Document:
+def cri(**settings: Any) -> Document:
     """Returns the section with the CDI settings, with the defaults that it has had since 2.0. The section contains
     tables, some with dots in their names.
     """
@@ -39,11 +39,11 @@ def cri(**said: Any) -> Document:
             "runtimes": {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}},
         },
         "registry": {"mirrors": {"docker.io": {"endpoint": ["https://mirror.example"]}}, "configs": {}},
-        **said,
+        **settings,
     }
 
 
-def dump(release: str, nri_says: Document | None = None, cri_says: Document | None = None) -> Document:
+def dump(release: str, nri_settings: Document | None = None, cri_settings: Document | None = None) -> Document:
     """Returns the dump that a release prints without a configuration file, with the given settings changed."""
     validator = {"enable": False, "reject_oci_hook_adjustment": False, "required_plugins": []}
     validator["tolerate_missing_plugins_annotation"] = ""
@@ -60,8 +60,8 @@ def dump(release: str, nri_says: Document | None = None, cri_says: Document | No
         "imports": [],
         "disabled_plugins": [],
         "plugins": {
-            name: cri_section | (cri_says or {}),
-            NRI: nri_section | (nri_says or {}),
+            name: cri_section | (cri_settings or {}),
+            NRI: nri_section | (nri_settings or {}),
             "io.containerd.gc.v1.scheduler": {"mutation_threshold": 100, "startup_delay": "100ms"},
         },
     }

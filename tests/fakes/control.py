@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Calls = Mapping[str, Callable[..., Awaitable[Any]]]
-_LONGEST_LINE = 64 << 20
+_MAX_LINE_BYTES = 64 << 20
 
 
 def stopping() -> asyncio.Event:
@@ -48,7 +48,7 @@ async def serve(path: Path, calls: Calls, *expected: type[Exception]) -> AsyncIt
         writer.close()
 
     await asyncio.to_thread(path.unlink, missing_ok=True)
-    server = await asyncio.start_unix_server(talk, path, limit=_LONGEST_LINE)
+    server = await asyncio.start_unix_server(talk, path, limit=_MAX_LINE_BYTES)
     try:
         yield
     finally:

@@ -41,7 +41,7 @@ class KubeletSettings:
     get_info: float = 1.0
     notify: float = 5.0
     backoff: float = 0.5
-    longest_backoff: float = 122.0
+    max_backoff: float = 122.0
     call: float = 45.0
     health_retry: float = 5.0
     services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
@@ -143,7 +143,7 @@ class Plugins:
             else:
                 return
             await asyncio.sleep(delay)
-            delay = min(delay * 2, self.settings.longest_backoff)
+            delay = min(delay * 2, self.settings.max_backoff)
 
     async def _try(self, path: Path) -> None:
         # The real kubelet dials the raw path, so its :authority header is the percent-encoded path.

@@ -35,7 +35,7 @@ async def running(options: RuntimeOptions) -> AsyncIterator["FakeRuntime"]:
         try:
             yield runtime
         finally:
-            await runtime.host.shut()
+            await runtime.host.close()
             for chore in chores:
                 chore.cancel()
 
@@ -60,7 +60,7 @@ class FakeRuntime(FakeNode):
 
     async def restart(self, down_seconds: float = 0.0) -> None:
         """Restarts the runtime: connections are closed, the socket is recreated, and containers keep running."""
-        await self.host.shut()
+        await self.host.close()
         await asyncio.sleep(down_seconds)
         await self.host.listen()
 
@@ -83,8 +83,8 @@ class FakeRuntime(FakeNode):
             try:
                 await self.host.relay("RunPodSandbox", request("RunPodSandbox", pod))
             except OperationError:
-                await self.tell("StopPodSandbox", pod)
-                await self.tell("RemovePodSandbox", pod)
+                await self.notify_plugins("StopPodSandbox", pod)
+                await self.notify_plugins("RemovePodSandbox", pod)
                 raise
             self.pods[pod.id] = pod
         return pod
@@ -111,7 +111,7 @@ class FakeRuntime(FakeNode):
                 await self.inject(asked.container, devices)
             except OperationError:
                 await self.end(container)
-                await self.tell("RemoveContainer", container)
+                await self.notify_plugins("RemoveContainer", container)
                 raise
             message.CopyFrom(asked.container)
             await self.host.apply(updates, self.apply)
@@ -119,7 +119,7 @@ class FakeRuntime(FakeNode):
             message.state = pb.CONTAINER_CREATED
             self.containers[container.id] = container
         async with self.host.node_lock:
-            await self.tell("PostCreateContainer", container)
+            await self.notify_plugins("PostCreateContainer", container)
         return container
 
     async def start_container(self, container: Container) -> None:
@@ -135,7 +135,7 @@ class FakeRuntime(FakeNode):
                 raise
             container.message.state = pb.CONTAINER_RUNNING
         async with self.host.node_lock:
-            await self.tell("PostStartContainer", container)
+            await self.notify_plugins("PostStartContainer", container)
 
     async def update_container(self, container: Container, **wanted: Any) -> None:
         """Updates the resources as the kubelet does; arguments are those of resources(). Raises OperationError."""
@@ -153,7 +153,7 @@ class FakeRuntime(FakeNode):
             own.linux.resources.CopyFrom(asked.linux_resources)
             await self.apply(own)
         async with self.host.node_lock:
-            await self.tell("PostUpdateContainer", container)
+            await self.notify_plugins("PostUpdateContainer", container)
 
     async def stop_container(self, container: Container) -> None:
         """Stops the container's process, or handles its exit if it has already exited."""
@@ -166,7 +166,7 @@ class FakeRuntime(FakeNode):
             if container.running:
                 await self.end(container)
             self.containers.pop(container.id, None)
-            await self.tell("RemoveContainer", container)
+            await self.notify_plugins("RemoveContainer", container)
 
     async def remove_pod(self, pod: Pod) -> None:
         """Stops the pod's containers, then its sandbox, and removes them in the same order."""
@@ -175,12 +175,12 @@ class FakeRuntime(FakeNode):
             if container.running:
                 await self.stop_container(container)
         async with self.host.node_lock:
-            await self.tell("StopPodSandbox", pod)
+            await self.notify_plugins("StopPodSandbox", pod)
         for container in mine:
             await self.remove_container(container)
         async with self.host.node_lock:
             self.pods.pop(pod.id, None)
-            await self.tell("RemovePodSandbox", pod)
+            await self.notify_plugins("RemovePodSandbox", pod)
         if self.materialises:
             await asyncio.to_thread(self.cgroups.remove_pod, pod.message.linux.cgroup_parent)
 

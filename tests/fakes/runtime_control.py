@@ -93,7 +93,7 @@ class RuntimeControl:
 
     async def list_also(self, containers: Sequence[Given]) -> None:
         """Sets the containers that later snapshots list in addition to the existing ones."""
-        self._runtime.strangers = [self._message(container) for container in containers]
+        self._runtime.phantom_containers = [self._message(container) for container in containers]
 
     def _message(self, given: Given) -> pb.Container:
         known = self._runtime.containers.get(given.get("id", ""))

@@ -41,7 +41,7 @@ class PluginHost:
         self._socket.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._arrive, self._socket)
 
-    async def shut(self) -> None:
+    async def close(self) -> None:
         """Closes every connection and stops listening."""
         if self._server is not None:
             self._server.close()

@@ -34,7 +34,7 @@ class FakeNode:
         self.options = options
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
-        self.strangers: list[pb.Container] = []
+        self.phantom_containers: list[pb.Container] = []
         """Containers that a snapshot lists in addition to the existing ones."""
         self.host = PluginHost(options)
         self.materialises = options.cgroup_root is not None
@@ -117,7 +117,7 @@ class FakeNode:
         for answer in answers:
             await self.host.apply(answer.update, self.apply)
 
-    async def tell(self, method: str, subject: Pod | Container) -> None:
+    async def notify_plugins(self, method: str, subject: Pod | Container) -> None:
         """Sends an event whose failure is only logged. The node's lock must be held."""
         try:
             await self.host.relay(method, request(method, subject))
@@ -128,7 +128,7 @@ class FakeNode:
         living = (pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING)
         return (
             [pod.message for pod in self.pods.values()],
-            [one.message for one in self.containers.values() if one.message.state in living] + self.strangers,
+            [one.message for one in self.containers.values() if one.message.state in living] + self.phantom_containers,
         )
 
     async def _watch(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tests.fakes import quantities
 from tests.fakes.scheduler_devices import Candidate, Document, candidates, consumption, selected, tainted
 
-_MOST_TRIES = 20_000
+_MAX_TRIES = 20_000
 """Maximum number of devices tried for one claim. Constraints that cannot be met make the search exponential;
 kube-scheduler gives up after ten seconds.
 """
@@ -29,13 +29,13 @@ class Slot:
     """One device to be found; a request with count 2 has two slots."""
 
     request: str
-    wish: Document
+    exact_request: Document
     device_class: Document
 
     @property
     def selectors(self) -> list[str]:
         """The class's and the request's CEL selectors."""
-        both = (self.device_class.get("spec") or {}, self.wish)
+        both = (self.device_class.get("spec") or {}, self.exact_request)
         return [one["cel"]["expression"] for part in both for one in part.get("selectors") or []]
 
 
@@ -58,20 +58,22 @@ class _Search:
             return True
         for place, candidate in enumerate(self.devices[start:], start):
             self.tries += 1
-            if self.tries > _MOST_TRIES:
-                raise UnschedulableError(f"no devices were found in {_MOST_TRIES} tries")
+            if self.tries > _MAX_TRIES:
+                raise UnschedulableError(f"no devices were found in {_MAX_TRIES} tries")
             fits, consumed = self._try(slots[0], candidate)
             if not fits:
                 continue
             self.results.append((slots[0], candidate, consumed))
             # A request's devices are tried in ascending order so that it does not get the same shared device twice.
             more = len(slots) > 1 and slots[1] is slots[0]
-            if self._constrained() and self._go_on(slots, candidate, consumed, place + 1 if more else 0):
+            if self._constrained() and self._continue(slots, candidate, consumed, place + 1 if more else 0):
                 return True
             self.results.pop()
         return False
 
-    def _go_on(self, slots: Sequence[Slot], candidate: Candidate, consumed: dict[str, str] | None, start: int) -> bool:
+    def _continue(
+        self, slots: Sequence[Slot], candidate: Candidate, consumed: dict[str, str] | None, start: int
+    ) -> bool:
         before = dict(self.used.get(candidate.key, {})), set(self.taken)
         _account(self.used, self.taken, candidate.key, consumed)
         if self.run(slots[1:], start):
@@ -84,7 +86,7 @@ class _Search:
             return False, None
         if tainted(candidate) or candidate.key in self.taken:
             return False, None
-        requests = (slot.wish.get("capacity") or {}).get("requests") or {}
+        requests = (slot.exact_request.get("capacity") or {}).get("requests") or {}
         if candidate.shared:
             consumed = consumption(candidate, requests, self.used.get(candidate.key, {}))
             return consumed is not None, consumed
@@ -138,17 +140,17 @@ def allocate(
         search = _Search(list(candidates(published, place)), spec.get("constraints") or [], taken, used)
         if search.run([slot for request in spec.get("requests") or [] for slot in _slots(request, classes)]):
             return _allocated(claim, search, place, pods)
-    wishes = ", ".join(request["name"] for request in spec.get("requests") or [])
-    raise UnschedulableError(f"no node has devices for the requests {wishes} of claim {claim['metadata']['name']}")
+    names = ", ".join(request["name"] for request in spec.get("requests") or [])
+    raise UnschedulableError(f"no node has devices for the requests {names} of claim {claim['metadata']['name']}")
 
 
 def _slots(request: Document, classes: Mapping[str, Document]) -> list[Slot]:
-    name, wish = request["name"], request["exactly"]
-    if wish.get("allocationMode", "ExactCount") != "ExactCount":
+    name, exact_request = request["name"], request["exactly"]
+    if exact_request.get("allocationMode", "ExactCount") != "ExactCount":
         raise ValueError(f"request {name}: this scheduler supports only allocationMode ExactCount")
-    if wish["deviceClassName"] not in classes:
-        raise UnschedulableError(f"request {name}: there is no DeviceClass {wish['deviceClassName']}")
-    return [Slot(name, wish, classes[wish["deviceClassName"]])] * int(wish.get("count", 1))
+    if exact_request["deviceClassName"] not in classes:
+        raise UnschedulableError(f"request {name}: there is no DeviceClass {exact_request['deviceClassName']}")
+    return [Slot(name, exact_request, classes[exact_request["deviceClassName"]])] * int(exact_request.get("count", 1))
 
 
 def _in_use(

@@ -26,7 +26,7 @@ class StateServer:
     synchronized and the fake had stored its current containers.
     """
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tellings: list[list[str]] = field(default_factory=list)
+    reported_ids: list[list[str]] = field(default_factory=list)
     """For each request that contained containers, their ids."""
     held: tuple[str, int] = ("", 0)
     """Backend and generation of the stored containers."""
@@ -45,7 +45,7 @@ class StateServer:
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     connected: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _records_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
         """Waits until the condition is true, which is checked after every request."""
@@ -62,8 +62,8 @@ class StateServer:
     def change_records(self) -> None:
         """Answers all waiting requests by reporting that records have changed."""
         self.records += 1
-        self._news.set()
-        self._news = asyncio.Event()
+        self._records_changed.set()
+        self._records_changed = asyncio.Event()
 
     def drop(self) -> None:
         """Closes every connection."""
@@ -92,7 +92,7 @@ class StateServer:
             kept = {one: report for one, report in self.containers.items() if one not in changes["removed"]}
             self.containers, self.held = kept | changed, present
         if reports is not None:
-            self.tellings.append([report["id"] for report in reports])
+            self.reported_ids.append([report["id"] for report in reports])
             self.containers = {report["id"]: report for report in reports}
             self.held = present
         document["complete"] = document["synchronized"] and self.held == present
@@ -106,7 +106,7 @@ class StateServer:
             self.waiting += 1
             self.changed.set()
             try:
-                await self._news.wait()
+                await self._records_changed.wait()
             finally:
                 self.waiting -= 1
         return 200, json.dumps({"generation": self.records, "changes": []}).encode()
@@ -117,7 +117,7 @@ class StateServer:
         self.connections.add(writer)
         self.connected += 1
         try:
-            while await self._one_request(http, reader, writer):
+            while await self._serve_request(http, reader, writer):
                 http.start_next_cycle()
         except (OSError, h11.RemoteProtocolError):
             pass
@@ -125,7 +125,7 @@ class StateServer:
             self.connections.discard(writer)
             writer.close()
 
-    async def _one_request(
+    async def _serve_request(
         self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         request, body = None, b""

@@ -94,7 +94,7 @@ def fuzz(targets: Sequence[Target], minutes: float, number: int, folder: Path) -
     return not any(run.failures for run in runs)
 
 
-def again(path: Path) -> bool:
+def rerun(path: Path) -> bool:
     """Runs a stored input once more; returns True if it does not fail."""
     target = next(target for target in TARGETS if path.name.rpartition("-")[0] == target.name)
     try:
@@ -116,7 +116,7 @@ def main() -> int:
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if given.input:
-        return 0 if again(given.input) else 1
+        return 0 if rerun(given.input) else 1
     chosen = [target for target in TARGETS if target.name in given.targets or not given.targets]
     return 0 if fuzz(chosen, given.minutes, given.seed, given.folder) else 1
 

@@ -7,8 +7,8 @@ from typing import Any
 from dra_frontend.devices.inventory import build_inventory
 from hypothesis import strategies as st
 from numa_contract.config import Config
-from numa_tools.explain.known import Known, read_backend, read_containers, read_devices, read_records
-from numa_tools.explain.subjects import UnknownSubjectError, explain_known
+from numa_tools.explain.snapshot import NodeSnapshot, read_backend, read_containers, read_devices, read_records
+from numa_tools.explain.subjects import UnknownSubjectError, explain_subject
 from numa_tools.explain.text import explanation_text
 
 from tests.fuzz.documents import spoilt, written
@@ -18,7 +18,7 @@ from tests.strategies import contract
 from tests.strategies.machines import machine
 
 _INVENTORY = build_inventory(machine(), Config(), builders.NODE)
-_MOST_SUBJECTS = 6
+_MAX_SUBJECTS = 6
 
 
 def _explained(data: bytes) -> None:
@@ -29,7 +29,7 @@ def _explained(data: bytes) -> None:
         return
     if not isinstance(said, dict):
         return
-    known = Known(
+    snapshot = NodeSnapshot(
         _INVENTORY,
         Config(),
         read_records(said.get("claims")),
@@ -38,12 +38,12 @@ def _explained(data: bytes) -> None:
         read_devices(said.get("devices")),
         releasing=read_records(said.get("releasing")),
     )
-    named = [uid for _, uid in known.files][:_MOST_SUBJECTS] + [one.pod_uid for one in known.containers][
-        :_MOST_SUBJECTS
+    named = [uid for _, uid in snapshot.files][:_MAX_SUBJECTS] + [one.pod_uid for one in snapshot.containers][
+        :_MAX_SUBJECTS
     ]
     for subject in (*named, "1", "cpudevnuma000", "memory-numa000", "device/hugepages-2m-numa000"):
         try:
-            found = explain_known(known, subject)
+            found = explain_subject(snapshot, subject)
         except UnknownSubjectError:
             continue
         if found is not None:

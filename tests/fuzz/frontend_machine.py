@@ -34,11 +34,11 @@ from tests.rigs import builders
 from tests.rigs.builders import MI
 from tests.rigs.simulation import Disk, simulate
 
-MOST_BYTES: Final = 400
-_MOST_STEPS: Final = 60
-_MOST_CALLS: Final = 6
+MAX_BYTES: Final = 400
+_MAX_STEPS: Final = 60
+_MAX_CALLS: Final = 6
 """Maximum number of concurrent calls from the kubelet."""
-_MOST_CLAIMS: Final = 8
+_MAX_CLAIMS: Final = 8
 """Maximum number of claims that exist at the same time."""
 _NUMA: Final = "resource.kubernetes.io/numaNode"
 _FEWER_PAGES: Final = (PAGES, PAGES, PAGES * 3 // 4, PAGES // 4)
@@ -64,7 +64,7 @@ class Trace(Node):
         await self.begin()
         for _ in range(self.input.number(6)):
             await self.do_pod()
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             if self.input.is_read:
                 break
             await self.step()
@@ -76,7 +76,7 @@ class Trace(Node):
         self.steps.append(name)
         await getattr(self, f"do_{name}")()
         self.forget()
-        if self.input.number(3) or len(self.calls) >= _MOST_CALLS:
+        if self.input.number(3) or len(self.calls) >= _MAX_CALLS:
             await self.drain()
         else:
             for _ in range(self.input.number(8)):
@@ -95,7 +95,7 @@ class Trace(Node):
     async def do_create(self) -> None:
         """Creates and allocates a claim that is reserved for a pod."""
         kind, node, size, other = [self.input.number(limit) for limit in (8, 2, len(_SIZES), 3)]
-        if sum(one.exists for one in self.claims) >= _MOST_CLAIMS:
+        if sum(one.exists for one in self.claims) >= _MAX_CLAIMS:
             return
         results, config, joined = self._results(kind, node, size, other)
         number = next(self.numbers)
@@ -533,9 +533,9 @@ TARGETS: Final = (
     Target(
         "frontend-machine",
         _parse,
-        st.binary(min_size=40, max_size=MOST_BYTES),
+        st.binary(min_size=40, max_size=MAX_BYTES),
         milliseconds=3000,
-        max_bytes=MOST_BYTES,
+        max_bytes=MAX_BYTES,
         examples=25,
     ),
 )

@@ -32,7 +32,7 @@ from tests.rigs.simulation import Disk, KilledError, Process
 
 CALL_SECONDS: Final = 45.0
 """The kubelet's time limit for a call."""
-_MOST_CLAIMS: Final = 8
+_MAX_CLAIMS: Final = 8
 """A step can apply only to this many of the most recent claims."""
 
 
@@ -189,13 +189,13 @@ class Node:
         now = asyncio.get_running_loop().time()
         if instance.generation == 0 or now >= instance.reports_held_until:
             instance.generation += 1
-            instance.heard = made.store.change_feed.generation if now >= instance.reads_from else None
+            instance.read_generation = made.store.change_feed.generation if now >= instance.reads_from else None
             reports = self._reports()
         active = self.active
         status = BackendStatus(
             instance=f"backend-{id(instance)}-{instance.backend_runs}",
             generation=instance.generation,
-            records=instance.heard,
+            records=instance.read_generation,
             active=instance is active,
             enforced=active is not None,
             synchronized=True,
@@ -237,7 +237,7 @@ class Node:
 
     def pick(self, fits: Callable[[Claim], object] = lambda _: True) -> Claim | None:
         """Returns one of the last claims that the step can apply to, or None."""
-        recent = [one for one in self.claims if fits(one)][-_MOST_CLAIMS:]
+        recent = [one for one in self.claims if fits(one)][-_MAX_CLAIMS:]
         return recent[self.input.number(len(recent))] if recent else None
 
     def is_called(self, claim: Claim, kind: str = "") -> bool:

@@ -39,7 +39,7 @@ from numa_tools.commands.manifest_files import add_manifests
 from numa_tools.doctor.kubelet_command import FlagError, parse_command
 from numa_tools.doctor.kubelet_config import kubelet_config
 from numa_tools.doctor.runtime_settings import (
-    NotTheKubeletsError,
+    CriDisabledError,
     containerd_settings,
     crio_settings,
     printed_settings,
@@ -47,7 +47,7 @@ from numa_tools.doctor.runtime_settings import (
 from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service
 from numa_tools.scheduling.allocate import Search, UndecidedError, UnschedulableError
 from numa_tools.scheduling.manifests import Manifests
-from numa_tools.scheduling.published import of_node, read_slices
+from numa_tools.scheduling.published import read_slices, slices_of_node
 from numa_tools.scheduling.reading import ManifestError
 from numa_tools.scheduling.simulation import own_devices
 
@@ -103,7 +103,7 @@ def _runtime_files(data: bytes) -> None:
     except ValueError:
         return
     for release in (None, (1, 7, 27), (2, 0, 1), (2, 1, 4), (2, 3, 0)):
-        with suppress(NotTheKubeletsError):
+        with suppress(CriDisabledError):
             containerd_settings([("/a", document), ("/b", document)], release)
     crio_settings([("/a", document), ("/b", document)], None)
 
@@ -151,8 +151,8 @@ def _manifests(data: bytes) -> None:
     """Reads manifests and schedules their claims twice."""
     found = Manifests()
     add_manifests(found, data, "fuzzed")
-    workloads = found.of_claims() + found.of_pods(found, _CLASSES)
-    published = read_slices(of_node(found.slices, claims.NODE))
+    workloads = found.claim_workloads() + found.pod_workloads(found, _CLASSES)
+    published = read_slices(slices_of_node(found.slices, claims.NODE))
     search = Search([*own_devices(_INVENTORY, claims.NODE), *published], _CLASSES | found.classes)
     for workload in 2 * workloads[:4]:
         with suppress(UnschedulableError, UndecidedError):
@@ -259,12 +259,14 @@ _CPU_FIELDS = (
 _MEMORY_FIELDS = ("binding", "limit", "protect", "high", "mount", "sharing")
 
 
-def _said(key: str, names: tuple[str, ...]) -> st.SearchStrategy[Any]:
+def _opaque_configs(key: str, names: tuple[str, ...]) -> st.SearchStrategy[Any]:
     fields = st.dictionaries(st.sampled_from(names), _values)
     return fields.map(lambda said: {"apiVersion": "v1alpha1", key: said})
 
 
-_parameters_made = st.one_of(_said("cpuConfig", _CPU_FIELDS), _said("memoryConfig", _MEMORY_FIELDS))
+_parameter_inputs = st.one_of(
+    _opaque_configs("cpuConfig", _CPU_FIELDS), _opaque_configs("memoryConfig", _MEMORY_FIELDS)
+)
 _ATTRIBUTES = [
     "resource.kubernetes.io/numaNode",
     "resource.kubernetes.io/pcieRoot",
@@ -279,7 +281,7 @@ def _constraint(attribute: str, requests: list[str]) -> dict[str, Any]:
     return {"matchAttribute": attribute, "requests": requests}
 
 
-_claims_made = st.builds(
+_claim_inputs = st.builds(
     lambda config, amount, constraints: (
         claims.claim(
             "u",
@@ -340,9 +342,9 @@ _exactly = st.fixed_dictionaries(
     },
 )
 _devices_spec = st.builds(
-    lambda wishes, attribute, kind: {
+    lambda exact_requests, attribute, kind: {
         "devices": {
-            "requests": [{"name": f"r{n}", "exactly": wish} for n, wish in enumerate(wishes)],
+            "requests": [{"name": f"r{n}", "exactly": exact_request} for n, exact_request in enumerate(exact_requests)],
             "constraints": [{kind: attribute}],
         }
     },
@@ -355,7 +357,7 @@ _POD: dict[str, Any] = {
     "resourceClaims": [{"name": "c", "resourceClaimTemplateName": "n"}],
     "containers": [{"name": "w", "resources": {"claims": [{"name": "c"}], "limits": {"cpu": 1, "x/y": "2"}}}],
 }
-_manifests_made = st.one_of(
+_manifest_inputs = st.one_of(
     _devices_spec.map(lambda spec: _manifest("ResourceClaim", **spec)),
     _devices_spec.map(lambda spec: _manifest("ResourceClaimTemplate", spec=spec)),
     _CEL.map(lambda text: _manifest("DeviceClass", selectors=[{"cel": {"expression": text}}])),
@@ -379,8 +381,8 @@ def _bound(step: str, steps: int, body: str) -> str:
 
 
 def _selecting(expression: str) -> bytes:
-    wish = {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": expression}}] * 4}
-    requests = [{"name": f"r{n}", "exactly": wish} for n in range(8)]
+    exact_request = {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": expression}}] * 4}
+    requests = [{"name": f"r{n}", "exactly": exact_request} for n in range(8)]
     return json.dumps(_manifest("ResourceClaim", devices={"requests": requests})).encode()
 
 
@@ -493,14 +495,14 @@ TARGETS = [
     Target(
         "opaque-parameters",
         _parameters,
-        st.one_of(_parameters_made, spoilt(_parameters_made)).map(written),
+        st.one_of(_parameter_inputs, spoilt(_parameter_inputs)).map(written),
         (RefusedError, MalformedError),
         bombs=[json.dumps({"apiVersion": "v1alpha1", "cpuConfig": {"x" * 9000: 1, "cpuset": "0," * 5000}}).encode()],
     ),
     Target(
         "claim",
         _claim,
-        spoilt(_claims_made).map(written),
+        spoilt(_claim_inputs).map(written),
         (RefusedError, KubeError, MalformedError),
         milliseconds=100,
         max_bytes=3 * _MIB // 2,
@@ -509,7 +511,7 @@ TARGETS = [
     Target(
         "manifests",
         _manifests,
-        st.lists(spoilt(_manifests_made), max_size=3).map(lambda found: b"\n---\n".join(map(written, found))),
+        st.lists(spoilt(_manifest_inputs), max_size=3).map(lambda found: b"\n---\n".join(map(written, found))),
         (ConfigError, ManifestError),
         # The limit is generous, because only the person who runs the command passes files to it. PyYAML reads 64 KiB of
         # the smallest tokens in this time. Hundreds of inputs of that length would take minutes, so only the bombs are

@@ -190,7 +190,7 @@ class Instance(Process):
         """Number of times that the backend has been stopped or started again."""
         self.reported: tuple[int, dict[str, Any]] = (0, {})
         """Generation and containers of the backend's last report with containers, by id."""
-        self.heard: int | None = 0
+        self.read_generation: int | None = 0
         """Generation of the records that the backend has read, or None while it cannot read them."""
         self.reads_from = 0.0
         """Time at which the backend connects to read record changes. It may report earlier."""

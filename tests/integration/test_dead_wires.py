@@ -182,7 +182,7 @@ class Play:
         """Waits until a condition is true, and records all output of the stage while it waits."""
 
         def seen() -> Any:
-            self.witness.look(self.stage)
+            self.witness.observe(self.stage)
             return condition()
 
         wait_for(what, seen, seconds)
@@ -235,13 +235,13 @@ def parameters(play: Play) -> None:
     """Prepares claims with every parameter. The records contain the parameters, so no container has to run."""
     for number, (parameter, value) in enumerate(_PARAMETERS.items()):
         with play.pod(f"tuned-{number}", cpus(2, numa_node=1), **{parameter: value}):
-            play.witness.look(play.stage)
+            play.witness.observe(play.stage)
     for number, fields in enumerate(_MEMORY_PARAMETERS):
         request = memory(64 * MIB, numa_node=1) if "mount" not in fields else hugepages(4 * MIB)
         config = [opaque("dra.memory", "memoryConfig", fields)]
         with claim_pod(play.stage, f"bound-{number}", request, config=config) as pod:
             pod.prepare()
-            play.witness.look(play.stage)
+            play.witness.observe(play.stage)
 
 
 def running(play: Play) -> None:
@@ -536,7 +536,7 @@ def outages(play: Play) -> None:
     play.reads("NoBackend")
     play.fails(StatusCode.BACKEND_SILENT)
     instance.frontend.kill()
-    play.until("silence", lambda: play.witness.gone(play.stage))
+    play.until("silence", lambda: play.witness.record_vanished_metrics(play.stage))
 
 
 def nothing_offered(play: Play) -> None:

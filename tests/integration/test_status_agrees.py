@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from numa_contract.backend_codes import BackendCode
 from numa_contract.state.status import PREVENTS_PREPARE, StatusCode
-from numa_tools.causes import EXPLAINED
+from numa_tools.causes import COVERED_BY_CHECKS
 
 from tests.fakes.waiting import PATIENCE
 from tests.stage.pods import StagePod, claim_pod, cpus
@@ -32,7 +32,7 @@ class Shown(NamedTuple):
     readyz: bool
 
 
-_PREVENTING = set(map(str, PREVENTS_PREPARE - EXPLAINED))
+_PREVENTING = set(map(str, PREVENTS_PREPARE - COVERED_BY_CHECKS))
 _DOCTOR = {
     "driver.status": {"NotRegistered", "ResourceSlicesNotPublished", "BackendProblem", *BackendCode, *_PREVENTING},
     "runtime.nri": {"BackendNotConnected"},

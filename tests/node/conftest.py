@@ -76,7 +76,7 @@ def machine() -> Iterator[Node]:
     """Returns the node itself, once for all tests; tests use `node`, which is cleaned before and after each test."""
     machine = Node()
     machine.reset()
-    machine.be_patient()
+    machine.extend_timeouts()
     yield machine
     machine.runtime.close()
 

@@ -118,7 +118,7 @@ def test_the_plugin_reconnects_after_the_runtime_restarts(cluster: Cluster) -> N
     for pod, restart in zip(prepared, (Node.restart_containerd, Node.kill_containerd), strict=True):
         backend = cluster.instance.backend
         known = backend.log().count(SYNCHRONISED)
-        restart(cluster.settled())
+        restart(cluster.idle_node())
         began = time.monotonic()
         until(lambda: backend.log().count(SYNCHRONISED) > known, "the backend has reconnected", every=0.02)  # noqa: B023
         cluster.wait_ready()

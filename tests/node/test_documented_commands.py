@@ -92,7 +92,7 @@ def test_the_runtime_pages_commands_enable_a_disabled_nri(node: Node, image: str
     )
     disable_nri(configuration)
     run(node, "systemctl restart containerd")
-    until(node.runtime.answers, "containerd responds")
+    until(node.runtime.is_ready, "containerd responds")
     before = containers(node)
 
     found = run(node, check)

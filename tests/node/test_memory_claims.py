@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from tests.node.rig import kernel
-from tests.node.rig.claims import Wish, memory_config
+from tests.node.rig.claims import ClaimOptions, memory_config
 from tests.node.rig.cluster import Cluster
 from tests.node.rig.marks import each_runtime
 from tests.node.rig.pods import Container
@@ -36,7 +36,7 @@ def test_hugepage_limits_are_summed_over_all_claims_and_numa_nodes(cluster: Clus
     """A container with two claims on two nodes and with two page sizes can touch as many pages as all its claims
     together provide, and not one more.
     """
-    many = Wish(
+    many = ClaimOptions(
         [
             hugepages(4 * MIB, name="near", numa_node=0),
             hugepages(6 * MIB, name="far", numa_node=1),
@@ -44,7 +44,7 @@ def test_hugepage_limits_are_summed_over_all_claims_and_numa_nodes(cluster: Clus
         ],
         aligned=False,
     )
-    db = cluster.pod_of(many, Wish([hugepages(2 * MIB, numa_node=0), memory(16 * MIB, numa_node=0)]))
+    db = cluster.pod_of(many, ClaimOptions([hugepages(2 * MIB, numa_node=0), memory(16 * MIB, numa_node=0)]))
     box = db.run(image="python")
     assert box.mems_allowed == box.cgroup.mems() == {0, 1}
     for group in (box.cgroup, db.sandbox.cgroup):
@@ -87,8 +87,8 @@ def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
     container has exited.
     """
     before = free_pages()
-    wish = [memory_config("pages", mount={"path": "/dev/hugepages"})]
-    db = cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB), config=wish)
+    config = [memory_config("pages", mount={"path": "/dev/hugepages"})]
+    db = cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB), config=config)
     for _ in range(2):
         box = db.run(command=["sh", "-c", "cat /proc/mounts; exec sleep 1000"], image="python")
         (line,) = until(partial(mounted, box, "/dev/hugepages"), "the log contains the mount")

@@ -34,8 +34,8 @@ _PROGRAMS: Final = {"frontend": "numa_tools", "backend": "nri_backend"}
 _COMMANDS = {"dra-frontend": "numa_tools", "nri-backend": "nri_backend"}
 """Python modules for the commands that the images contain."""
 # Arguments that the stage omits or replaces, because they refer to the pod's mounts or to its port.
-_OF_MOUNTS: Final = ("--config=", "--bind-address=", "--kernel-root=")
-_LOOKS_EVERY: Final = 0.1
+_MOUNT_OPTIONS: Final = ("--config=", "--bind-address=", "--kernel-root=")
+_POLL_SECONDS: Final = 0.1
 
 
 class Cluster:
@@ -71,7 +71,7 @@ class Cluster:
             thread.join()
 
     def _control(self) -> None:
-        while not self._stop.wait(_LOOKS_EVERY):
+        while not self._stop.wait(_POLL_SECONDS):
             try:
                 sets = {one["metadata"]["uid"]: one for one in self.stage.api("/apis/apps/v1/daemonsets")["items"]}
                 for uid in self._drivers.keys() - sets.keys():
@@ -208,7 +208,7 @@ class Cluster:
 
 def _command(box: Document) -> str:
     """Returns the stage's command for a container in the driver's pod."""
-    kept = [word for word in box["args"] if not word.startswith(_OF_MOUNTS)]
+    kept = [word for word in box["args"] if not word.startswith(_MOUNT_OPTIONS)]
     variables = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in box["env"]}
     assert variables == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}, "the stage sets only these variables"
     places = ["--config={config}", "--host-root={host_root}", "--bind-address=off"]

@@ -22,28 +22,30 @@ _CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 Document = dict[str, Any]
 
 
-def a_request(name: str, device_class: str, capacity: str, amount: int | str, numa_node: int | None = None) -> Document:
+def device_request(
+    name: str, device_class: str, capacity: str, amount: int | str, numa_node: int | None = None
+) -> Document:
     """Returns a request for an amount of a capacity, on one NUMA node if one is given."""
-    wish: Document = {"deviceClassName": device_class, "capacity": {"requests": {capacity: str(amount)}}}
+    exact_request: Document = {"deviceClassName": device_class, "capacity": {"requests": {capacity: str(amount)}}}
     if numa_node is not None:
         expression = f'device.attributes["resource.kubernetes.io"].numaNode == {numa_node}'
-        wish["selectors"] = [{"cel": {"expression": expression}}]
-    return {"name": name, "exactly": wish}
+        exact_request["selectors"] = [{"cel": {"expression": expression}}]
+    return {"name": name, "exactly": exact_request}
 
 
 def cpus(count: int, name: str = "cpus", numa_node: int | None = None) -> Document:
     """Returns a request for CPUs."""
-    return a_request(name, "dra.cpu", "dra.cpu/cpu", count, numa_node)
+    return device_request(name, "dra.cpu", "dra.cpu/cpu", count, numa_node)
 
 
 def memory(size: int | str, name: str = "memory", numa_node: int | None = None) -> Document:
     """Returns a request for memory, in bytes or as a quantity."""
-    return a_request(name, "dra.memory", "size", size, numa_node)
+    return device_request(name, "dra.memory", "size", size, numa_node)
 
 
 def hugepages(size: int | str, page: str = "2m", name: str = "pages", numa_node: int | None = None) -> Document:
     """Returns a request for hugepages of one size."""
-    return a_request(name, f"dra.hugepages-{page}", "size", size, numa_node)
+    return device_request(name, f"dra.hugepages-{page}", "size", size, numa_node)
 
 
 def opaque(driver: str, section: str, fields: Document, *requests: str) -> Document:

@@ -23,7 +23,7 @@ from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
 
 # Maximum length of the base directory's path: the 107 bytes of a socket path minus the longest name under the base,
 # which is that of a registration socket with a pod UID.
-_LONGEST_BASE = 25
+_MAX_BASE_LENGTH = 25
 _READY_SECONDS = 15.0
 
 
@@ -55,7 +55,7 @@ class Instance:
 def _make_base(in_memory: bool) -> Path:
     memory = ("/dev/shm",) if in_memory and os.access("/dev/shm", os.W_OK) else ()
     for directory in (*memory, tempfile.gettempdir(), "/tmp"):
-        if len(directory) + len("/dn-12345678") <= _LONGEST_BASE:
+        if len(directory) + len("/dn-12345678") <= _MAX_BASE_LENGTH:
             return Path(tempfile.mkdtemp(prefix="dn-", dir=directory))
     raise AssertionError("no temporary directory has a path that is short enough")
 

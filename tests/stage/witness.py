@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError, ask_unix
 
-_MOST = 64
+_MAX_VALUES = 64
 """Maximum number of distinct values that are recorded for a field."""
 _DATA = re.compile(r"\.(attributes|distances|limits|counters|parameters|memoryParameters|metadata|poolCpus|consumed)$")
 """Matches the paths of objects whose keys are data."""
@@ -64,7 +64,7 @@ class Witness:
         self.vanished = False
         """Whether a frontend that had metrics no longer has any."""
 
-    def look(self, stage: Stage) -> None:
+    def observe(self, stage: Stage) -> None:
         """Reads everything that the instances of a stage currently show."""
         for instance in stage.instances:
             with suppress(OSError, AnsweredError):
@@ -77,7 +77,7 @@ class Witness:
         self.conditions |= set(self.values["/v1/node.claims[].enforced.reason"])
         self.reasons |= {event["reason"] for event in stage.events()}
 
-    def gone(self, stage: Stage) -> bool:
+    def record_vanished_metrics(self, stage: Stage) -> bool:
         """Records whether the first instance's metrics have disappeared."""
         try:
             ask_unix(stage.instances[0].state_socket, "/metrics")
@@ -88,7 +88,7 @@ class Witness:
     def _walk(self, path: str, value: Any) -> None:
         known = self.values[path]
         shown = value if not isinstance(value, list | dict) else bool(value)
-        if shown not in known and len(known) < _MOST:
+        if shown not in known and len(known) < _MAX_VALUES:
             known.append(shown)
         if isinstance(value, dict):
             for key, inner in value.items():

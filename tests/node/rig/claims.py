@@ -29,7 +29,7 @@ NO_PAGES = Resources(hugepages={"2MB": 0, "1GB": 0})
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ClaimOptions:
     """The specification of a claim."""
 
     requests: Sequence[Mapping[str, Any]]
@@ -66,16 +66,22 @@ class ClaimPod:
     """A pod whose claims are allocated by the constructor; its methods do everything else."""
 
     def __init__(
-        self, cluster: "Cluster", name: str, wishes: Sequence[Wish], *, qos: Qos, overcommit: bool = False
+        self,
+        cluster: "Cluster",
+        name: str,
+        claim_options: Sequence[ClaimOptions],
+        *,
+        qos: Qos,
+        overcommit: bool = False,
     ) -> None:
         self._cluster = cluster
-        self._wishes = wishes
+        self._claim_options = claim_options
         self.name = name
         self._qos = qos
         self.uid = str(uuid.uuid4())
-        made = [(f"{name}-claim{number or ''}", wish) for number, wish in enumerate(wishes)]
+        made = [(f"{name}-claim{number or ''}", options) for number, options in enumerate(claim_options)]
         reference = {"name": name, "uid": self.uid}
-        self.claims = [cluster.claim(name, wish, reference, overcommit=overcommit) for name, wish in made]
+        self.claims = [cluster.claim(name, options, reference, overcommit=overcommit) for name, options in made]
         self.cdi: list[str] = []
         """Devices of all of the pod's claims."""
         self._starts = 0
@@ -154,9 +160,13 @@ class ClaimPod:
         """Returns the expected cpuset.cpus.partition: root or isolated, or member if the pool enforces the claim.
         Returns None if the claims request no CPUs.
         """
-        if not any(is_cpu_request(request) for wish in self._wishes for request in wish.requests):
+        if not any(is_cpu_request(request) for options in self._claim_options for request in options.requests):
             return None
-        given = [one["opaque"]["parameters"].get("cpuConfig", {}) for wish in self._wishes for one in wish.config]
+        given = [
+            one["opaque"]["parameters"].get("cpuConfig", {})
+            for options in self._claim_options
+            for one in options.config
+        ]
         shared = any(one.get("sharing") == "pod" or one.get("poolCPUs") for one in given)
         if shared or self._cluster.exclusivity == "pool":
             return "member"

@@ -15,7 +15,7 @@ from numa_contract.cpuset import format_cpu_list
 
 from tests.fakes.scheduler import allocate, schedule
 from tests.node.rig import figures, kernel
-from tests.node.rig.claims import ClaimPod, Wish
+from tests.node.rig.claims import ClaimOptions, ClaimPod
 from tests.node.rig.driver_pod import DriverPod
 from tests.node.rig.figures import HookTimes
 from tests.node.rig.instance import Instance
@@ -256,12 +256,14 @@ class Cluster:
         """Starts a long operation in the background."""
         return self._threads.submit(work)
 
-    def claim(self, name: str, wish: Wish, pod: Mapping[str, str], *, overcommit: bool = False) -> dict[str, Any]:
+    def claim(
+        self, name: str, options: ClaimOptions, pod: Mapping[str, str], *, overcommit: bool = False
+    ) -> dict[str, Any]:
         """Returns a claim that is allocated by the scheduler and reserved for a pod (`name`, `uid`).
 
         With `overcommit` the scheduler ignores every other claim.
         """
-        document = self.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": wish.spec()})
+        document = self.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": options.spec()})
         if not overcommit:
             return dict(schedule(self._server, "default", name, pods=[dict(pod)], node=NODE_NAME))
         slices = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
@@ -279,23 +281,25 @@ class Cluster:
         prepare: bool = True,
         overcommit: bool = False,
         qos: Qos = "burstable",
-        **wish: Any,
+        **options: Any,
     ) -> ClaimPod:
         """Returns a pod with one claim, prepared by default; its sandbox is being created. `wish` contains the fields
         of Wish.
         """
-        return self.pod_of(Wish(requests, **wish), prepare=prepare, overcommit=overcommit, qos=qos)
+        return self.pod_of(ClaimOptions(requests, **options), prepare=prepare, overcommit=overcommit, qos=qos)
 
-    def pod_of(self, *wishes: Wish, prepare: bool = True, overcommit: bool = False, qos: Qos = "burstable") -> ClaimPod:
+    def pod_of(
+        self, *claim_options: ClaimOptions, prepare: bool = True, overcommit: bool = False, qos: Qos = "burstable"
+    ) -> ClaimPod:
         """Returns a pod as pod() does, with several claims that are all used by every container."""
         self._made += 1
-        pod = ClaimPod(self, f"pod-{self._made}", wishes, qos=qos, overcommit=overcommit)
+        pod = ClaimPod(self, f"pod-{self._made}", claim_options, qos=qos, overcommit=overcommit)
         self._pods.append(pod)
         if prepare:
             pod.prepare()
         return pod
 
-    def settled(self) -> Node:
+    def idle_node(self) -> Node:
         """Waits until no sandbox is being created, and returns the node. Restarting the runtime would interrupt the
         creation of a sandbox.
         """

@@ -59,7 +59,7 @@ class Runtime:
         answer = self.call(pb.VersionRequest(version="v1"))
         return answer.runtime_name, answer.runtime_version
 
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         """Returns True if the runtime has finished starting; until then, every call fails with UNAVAILABLE."""
         try:
             self.version()

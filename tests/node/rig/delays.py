@@ -50,7 +50,7 @@ class Delays:
     wake_ups: int
     worst: int
     """The longest delay in microseconds."""
-    nearly_all: int
+    p99_9: int
     """The delay in microseconds that 99.9 % of the wake-ups did not exceed."""
 
     @classmethod
@@ -72,8 +72,8 @@ class Delays:
         """Returns the median of each figure across several rounds."""
         rounds = list(rounds)
         pick = statistics.median_low
-        figures = ("wake_ups", "worst", "nearly_all")
+        figures = ("wake_ups", "worst", "p99_9")
         return cls(*(pick(getattr(one, figure) for one in rounds) for figure in figures))
 
     def __str__(self) -> str:
-        return f"99.9 % within {self.nearly_all} µs, worst {self.worst} µs"
+        return f"99.9 % within {self.p99_9} µs, worst {self.worst} µs"

@@ -92,7 +92,7 @@ class Node:
         )
         return Pod(self.runtime, config, group)
 
-    def be_patient(self) -> None:
+    def extend_timeouts(self) -> None:
         """Makes the runtime wait longer for plugins on a busy host."""
         if PATIENCE == 1:
             return
@@ -146,7 +146,7 @@ class Node:
         self.wait_for_containerd()
 
     def wait_for_containerd(self) -> None:
-        until(self.runtime.answers, "containerd responds")
+        until(self.runtime.is_ready, "containerd responds")
         until(NRI_SOCKET.exists, f"{NRI_SOCKET} there")
 
     def _containerd_pid(self) -> str:

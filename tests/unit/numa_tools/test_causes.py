@@ -6,7 +6,7 @@ reports.
 import pytest
 from numa_contract.backend_codes import BackendCode
 from numa_contract.state.status import Notice, StatusCode
-from numa_tools.causes import _REMEDIES, CAUSES, EXPLAINED, REFUSED, UNEXPLAINED, cause_of, remedy_of
+from numa_tools.causes import _REMEDIES, CAUSES, COVERED_BY_CHECKS, REFUSED_REMEDY, WITHOUT_REMEDY, cause_of, remedy_of
 
 LOG = "kubectl logs POD -c backend"
 
@@ -16,9 +16,9 @@ def test_each_service_code_has_a_remedy_or_a_check_of_its_own() -> None:
     problem has a backend code, its remedy comes from the table of causes.
     """
     others = {StatusCode.SERVICE_DOWN, StatusCode.FILE_MISSING}
-    assert others.isdisjoint({*_REMEDIES} | EXPLAINED), "only the command status reports these"
-    assert {*_REMEDIES} | EXPLAINED | others | {StatusCode.BACKEND_PROBLEM} == {*StatusCode}
-    assert {*_REMEDIES} & EXPLAINED == set()
+    assert others.isdisjoint({*_REMEDIES} | COVERED_BY_CHECKS), "only the command status reports these"
+    assert {*_REMEDIES} | COVERED_BY_CHECKS | others | {StatusCode.BACKEND_PROBLEM} == {*StatusCode}
+    assert {*_REMEDIES} & COVERED_BY_CHECKS == set()
     for code, remedy in _REMEDIES.items():
         assert remedy_of(Notice(code=code, text="anything")) == remedy
     assert "kubectl logs POD -c frontend" in remedy_of(Notice(code="OfALaterRelease", text="anything"))
@@ -33,18 +33,18 @@ def test_the_remedy_for_a_missing_registration_names_the_setting() -> None:
 
 def test_each_backend_code_has_a_remedy_or_is_known_to_have_none() -> None:
     """A new backend code requires a row in the table of causes, unless it is listed as unexplained."""
-    assert {*CAUSES} | UNEXPLAINED == {*BackendCode}
-    assert CAUSES.keys() & UNEXPLAINED == set()
+    assert {*CAUSES} | WITHOUT_REMEDY == {*BackendCode}
+    assert CAUSES.keys() & WITHOUT_REMEDY == set()
     for code, cause in CAUSES.items():
         assert cause_of(code) is cause
         assert remedy_of(Notice(code=code, text="anything")) == cause.remedy
 
 
-@pytest.mark.parametrize("code", ["", "OfALaterRelease", *sorted(UNEXPLAINED)])
+@pytest.mark.parametrize("code", ["", "OfALaterRelease", *sorted(WITHOUT_REMEDY)])
 def test_the_log_is_the_remedy_for_an_unknown_cause(code: str) -> None:
     """An older backend sends no code. For a rejected container, the remedy is to fix the cause given in the message."""
     assert (LOG in cause_of(code).remedy, cause_of(code).kernel) == (True, False)
-    assert cause_of(code, REFUSED).remedy == REFUSED
+    assert cause_of(code, REFUSED_REMEDY).remedy == REFUSED_REMEDY
 
 
 def test_remedies_do_not_depend_on_messages() -> None:

@@ -50,7 +50,7 @@ def test_documents_and_text_pages_are_read(short_root: Path) -> None:
     with answering(short_root, http(b'[{"a": 1}]')) as client:
         assert client.document("/v1/claims") == [{"a": 1}]
     with answering(short_root, http(b"not yet\n", "503 Service Unavailable")) as client:
-        assert client.text("/readyz", also=503) == "not yet\n"
+        assert client.text("/readyz", accepted_status=503) == "not yet\n"
 
 
 @pytest.mark.parametrize(

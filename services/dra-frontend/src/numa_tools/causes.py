@@ -22,9 +22,9 @@ class Cause:
     """True if the node's kernel is the cause. In that case, changing the pod's settings does not help."""
 
 
-_WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
+_OR_POOL_MODE: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the backend container's log: kubectl logs POD -c backend"
-REFUSED: Final = f"fix the cause given in the message; {_LOG}"
+REFUSED_REMEDY: Final = f"fix the cause given in the message; {_LOG}"
 """Remedy for a rejected container if the cause of the rejection has no remedy of its own."""
 _ENFORCE: Final = "set enforcement: enforce in driverConfig once you are happy with the changes that /v1/backend lists"
 _DAC_OVERRIDE: Final = Cause(
@@ -43,20 +43,20 @@ CAUSES: Final = {
     BackendCode.USER_NAMESPACE: Cause(
         "remove whatever sets hostUsers: false on the driver's pod (an admission policy, a mutating webhook, a "
         "patch), or "
-        f"set hostUsers: true there; {_WITHOUT}"
+        f"set hostUsers: true there; {_OR_POOL_MODE}"
     ),
     BackendCode.SECURITY_MODULE: Cause(
         "configure SELinux or AppArmor to let the backend write to cgroups: set the chart's selinuxType value to a "
         "type that may do so, such as spc_t, or load a profile that allows writes under /sys/fs/cgroup and set "
         "appArmorProfile; "
-        f"{_WITHOUT}"
+        f"{_OR_POOL_MODE}"
     ),
     BackendCode.SYS_ADMIN_IN_EFFECT: Cause(
         "change the backend container's seccomp profile to allow capget and capset, as RuntimeDefault does"
     ),
     BackendCode.SYS_ADMIN_MISSING: Cause(
         "give the backend container the SYS_ADMIN capability: remove whatever drops it from the chart's pod (an "
-        f"admission policy, a mutating webhook, a patch); {_WITHOUT}"
+        f"admission policy, a mutating webhook, a patch); {_OR_POOL_MODE}"
     ),
     BackendCode.DAC_OVERRIDE_MISSING: _DAC_OVERRIDE,
     BackendCode.PERMISSION_DENIED: _DAC_OVERRIDE,
@@ -112,7 +112,7 @@ CAUSES: Final = {
     ),
 }
 """Causes that have their own remedy, by code."""
-UNEXPLAINED: Final = frozenset(
+WITHOUT_REMEDY: Final = frozenset(
     {
         BackendCode.CGROUP_FILE_REFUSED,
         BackendCode.CGROUP_UNKNOWN,
@@ -127,15 +127,15 @@ UNEXPLAINED: Final = frozenset(
 """Causes without a remedy in this table. Their messages give some details, and the log gives more."""
 
 
-def cause_of(code: str, otherwise: str = _LOG) -> Cause:
-    """Returns the cause for a backend code, or a cause with the remedy ``otherwise`` if the code has no entry here."""
+def cause_of(code: str, default: str = _LOG) -> Cause:
+    """Returns the cause for a backend code, or a cause with the remedy ``default`` if the code has no entry here."""
     known = known_code(code)
-    return CAUSES.get(BackendCode(known), Cause(otherwise)) if known else Cause(otherwise)
+    return CAUSES.get(BackendCode(known), Cause(default)) if known else Cause(default)
 
 
 _BACKEND_LOG: Final = f"{_LOG} (--previous if it has restarted)"
 _FRONTEND_LOG: Final = "see the frontend container's log: kubectl logs POD -c frontend"
-EXPLAINED: Final = frozenset(
+COVERED_BY_CHECKS: Final = frozenset(
     {
         StatusCode.BACKEND_NOT_CONNECTED,  # runtime.nri
         StatusCode.CONFIGURATION_DOES_NOT_FIT,  # config.fits

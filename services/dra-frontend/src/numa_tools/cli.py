@@ -21,7 +21,7 @@ from numa_node.lazy_modules import add_lazy_modules
 
 _FAILED, _BAD_INPUT = 1, 2
 _PROGRAM: Final = "dra-frontend"
-_OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
+_ARCHIVE_COMMANDS: Final = ("inspect", "classes", "simulate", "explain")
 _MAX_TIMES: Final = 1024
 _TABLE: Final = ("table", "wide", "json", "yaml")
 _OBJECTS: Final = ("yaml", "json")
@@ -130,35 +130,35 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser for the service's arguments and all commands."""
-    shape = argparse.RawDescriptionHelpFormatter
+    formatter_class = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog=_PROGRAM,
         description="DRA drivers for CPUs, memory and hugepages. Without a command, dra-frontend runs the service.",
-        epilog=_epilog({f"{name} {_first(name)}": _sentence(name) for name in _OF_TOP}, _STATUSES),
-        formatter_class=shape,
+        epilog=_epilog({f"{name} {_first_example(name)}": _sentence(name) for name in _PROGRAM_EXAMPLES}, _STATUSES),
+        formatter_class=formatter_class,
     )
     parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}", help=_VERSION_HELP)
     add_run_arguments(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    made: dict[str, argparse.ArgumentParser] = {}
+    parsers: dict[str, argparse.ArgumentParser] = {}
     for name, command in COMMANDS.items():
         epilog = _epilog({f"{name} {words}": text for text, words in command.examples.items()}, command.statuses)
         text = f"{_sentence(name)}."
-        made[name] = commands.add_parser(
-            name, help=command.text, description=text, epilog=epilog, formatter_class=shape
+        parsers[name] = commands.add_parser(
+            name, help=command.text, description=text, epilog=epilog, formatter_class=formatter_class
         )
-        _add_common_arguments(made[name], command.outputs)
-    _add_node_arguments(made)
-    _add_simulate_arguments(made["simulate"])
-    _add_subjects(made)
+        _add_common_arguments(parsers[name], command.outputs)
+    _add_node_arguments(parsers)
+    _add_simulate_arguments(parsers["simulate"])
+    _add_subjects(parsers)
     return parser
 
 
-_OF_TOP: Final = ("status", "doctor", "simulate", "explain")
+_PROGRAM_EXAMPLES: Final = ("status", "doctor", "simulate", "explain")
 """Commands for which the program's own help text contains an example."""
 
 
-def _first(name: str) -> str:
+def _first_example(name: str) -> str:
     return next(iter(COMMANDS[name].examples.values()))
 
 
@@ -185,33 +185,33 @@ def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[st
     command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help=text)
 
 
-def _add_node_arguments(made: Mapping[str, argparse.ArgumentParser]) -> None:
-    made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
+def _add_node_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    parsers["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
     slices_of = "name of the node whose ResourceSlices are used, if the files contain slices for several nodes"
-    made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
-    for name in _OF_ARCHIVES:
+    parsers["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
+    for name in _ARCHIVE_COMMANDS:
         text = "read an archive created by gather, or the directory it was unpacked into, instead of this node"
-        made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
+        parsers[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
 
 
-def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
+def _add_subjects(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     subject = (
         "claim or pod ([NAMESPACE/]NAME or UID; default namespace: default), CPU or device; the prefix claim/, pod/, "
         "cpu/ or device/ selects the kind if a name is ambiguous"
     )
-    made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
+    parsers["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
     text = "archive to write (.tar.gz); - for standard output"
-    made["gather"].add_argument("-o", "--output", metavar="FILE", required=True, help=text)
+    parsers["gather"].add_argument("-o", "--output", metavar="FILE", required=True, help=text)
     masks = "replace the names of pods, containers, namespaces, claims and the node with numbers"
-    made["gather"].add_argument("--mask", action="store_true", help=masks)
-    made["status"].add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")
+    parsers["gather"].add_argument("--mask", action="store_true", help=masks)
+    parsers["status"].add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")
     text = "list the id and rule of each check without running the checks"
-    made["doctor"].add_argument("--list", action="store_true", help=text)
+    parsers["doctor"].add_argument("--list", action="store_true", help=text)
     text = "file with the kubelet's configuration or its /configz response; - for standard input"
-    made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
+    parsers["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
     text = 'file with the output of "containerd config dump" or "crio status config"; - for standard input'
-    made["doctor"].add_argument("--runtime-config", metavar="FILE", default="", help=text)
-    pages = made["provision"]
+    parsers["doctor"].add_argument("--runtime-config", metavar="FILE", default="", help=text)
+    pages = parsers["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     text = "check the files and show the current numbers of pages without changing them"
     pages.add_argument("--dry-run", action="store_true", help=text)

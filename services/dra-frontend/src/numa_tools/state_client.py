@@ -13,7 +13,7 @@ from numa_contract.records import Document
 from numa_node.addresses import SocketPathError, check_socket_path
 from pydantic import ValidationError
 
-_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 # A response from a node with 500 containers is about 1 % of this size.
 _MAX_BYTES: Final = 16 << 20
 _OK: Final = 200
@@ -41,14 +41,14 @@ class _Connection(http.client.HTTPConnection):
 class StateClient:
     """Client for the state endpoint of the node's active instance (``state.sock`` in the run directory)."""
 
-    def __init__(self, run_dir: str | Path, seconds: float = _SECONDS) -> None:
+    def __init__(self, run_dir: str | Path, seconds: float = _TIMEOUT_SECONDS) -> None:
         """``run_dir`` is the run directory, and ``seconds`` is the maximum time to wait for a response's next byte."""
         self.socket = Path(run_dir, STATE_SOCKET)
         self._seconds = seconds
 
-    def text(self, path: str, *, also: int = _OK) -> str:
-        """Returns the body of the response to ``GET path`` if its status is 200 or ``also``. Raises NoServiceError
-        otherwise.
+    def text(self, path: str, *, accepted_status: int = _OK) -> str:
+        """Returns the body of the response to ``GET path`` if its status is 200 or ``accepted_status``. Raises
+        NoServiceError otherwise.
         """
         connection = _Connection(self.socket, self._seconds)
         try:
@@ -69,7 +69,7 @@ class StateClient:
             connection.close()
         if len(body) > _MAX_BYTES:
             raise NoServiceError(f"{self.socket}: the response to {path} is larger than {_MAX_BYTES} bytes")
-        if answer.status not in (_OK, also):
+        if answer.status not in (_OK, accepted_status):
             raise NoServiceError(f"{self.socket}: {path}: status {answer.status} {shown(body)}")
         return body
 

@@ -30,7 +30,7 @@ from kubectl_numa.views import explain, explain_missing, explain_pod
 
 _DRA: Final = "resource.k8s.io"
 _PROGRAM: Final = "kubectl numa"
-_PASSED: Final = {
+_KUBECTL_OPTIONS: Final = {
     "kubeconfig": ("FILE", "kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"),
     "context": ("NAME", "kubeconfig context to use (default: the current context)"),
     "cluster": ("NAME", "kubeconfig cluster to use (default: the context's cluster)"),
@@ -48,11 +48,11 @@ _WATCH_SECONDS: Final = 5.0
 """Interval between reads by ``claims --watch``. Each read lists all slices and claims."""
 _SORT_KEYS: Final = {"cpus": "cpus", "memory": "memoryBytes"}
 """For each value of ``free --sort-by``, the document key of the amount to sort by."""
-_USAGE: Final = 2
+_USAGE_ERROR: Final = 2
 """Exit status for a usage error."""
-_SILENT: Final = "publishes nothing; is the driver running there?"
+_NOTHING_PUBLISHED: Final = "publishes nothing; is the driver running there?"
 _KUBELET_CONFIG: Final = "--kubelet-config"
-_OLDER: Final = (
+_IMAGE_TOO_OLD: Final = (
     f"the image of pod {{}} is older than this plugin and does not support {_KUBELET_CONFIG}; the checks of the "
     "kubelet's configuration will be skipped"
 )
@@ -63,7 +63,7 @@ class Request:
     """A command's arguments, with access to the cluster."""
 
     kubectl: Kubectl
-    given: argparse.Namespace
+    arguments: argparse.Namespace
 
     def cluster(self, namespace: str = "", labels: str = "") -> Cluster:
         """Reads all slices from our drivers, and the claims in one or all namespaces, optionally only the claims with
@@ -76,25 +76,25 @@ class Request:
 
     def selected(self, documents: Sequence[Document]) -> list[Document]:
         """Returns the documents whose node has the labels given by ``-l``, or all documents if ``-l`` is not given."""
-        if not self.given.selector:
+        if not self.arguments.selector:
             return list(documents)
-        nodes = self.kubectl.items(path_of("", "nodes"), labelSelector=self.given.selector)
+        nodes = self.kubectl.items(path_of("", "nodes"), labelSelector=self.arguments.selector)
         names = {(node.get("metadata") or {}).get("name") for node in nodes}
         return [document for document in documents if document["node"] in names]
 
     def namespace(self) -> str:
         """Returns the namespace given by ``-n``, or else the namespace in the user's context."""
-        return self.given.namespace or self.kubectl.namespace()
+        return self.arguments.namespace or self.kubectl.namespace()
 
-    def matching(self) -> str:
+    def selector_text(self) -> str:
         """Returns the selector given by ``-l`` for the message about an empty list, or "" if ``-l`` is not given."""
-        return safe(f" with labels {self.given.selector}") if self.given.selector else ""
+        return safe(f" with labels {self.arguments.selector}") if self.arguments.selector else ""
 
     def show(self, documents: Sequence[Document], row: Callable[[Document], Row], nothing: str) -> int:
         """Prints a list in the requested form. For an empty table, prints ``nothing`` to standard error instead."""
-        if self.given.output == "json":
+        if self.arguments.output == "json":
             print(json_text(documents))
-        elif self.given.output == "yaml":
+        elif self.arguments.output == "yaml":
             print(yaml_text(documents))
         elif documents:
             print(self.rows([row(document) for document in documents]), flush=True)
@@ -104,7 +104,7 @@ class Request:
 
     def rows(self, rows: Sequence[Row]) -> str:
         """Formats rows as a table, with the columns and headings that the flags request."""
-        return table(rows, wide=self.given.output == "wide", headers=not self.given.no_headers)
+        return table(rows, wide=self.arguments.output == "wide", headers=not self.arguments.no_headers)
 
 
 def _names(resource: str, names: Sequence[str]) -> int:
@@ -114,24 +114,24 @@ def _names(resource: str, names: Sequence[str]) -> int:
 
 
 def _nodes(request: Request) -> int:
-    node = request.given.node
+    node = request.arguments.node
     found = [one for one in request.selected(node_documents(request.cluster())) if node in (None, one["node"])]
-    if node and not found and not request.given.selector:
-        raise KubectlError(f"node {node} {_SILENT}")
-    if request.given.output == "name":
+    if node and not found and not request.arguments.selector:
+        raise KubectlError(f"node {node} {_NOTHING_PUBLISHED}")
+    if request.arguments.output == "name":
         return _names("node", [one["node"] for one in found])
-    return request.show(found, node_row, f"No nodes found that publish CPUs or memory{request.matching()}.")
+    return request.show(found, node_row, f"No nodes found that publish CPUs or memory{request.selector_text()}.")
 
 
 def _claims(request: Request) -> int:
-    namespace = "" if request.given.all_namespaces else request.namespace()
-    found = claim_documents(request.cluster(namespace, request.given.selector))
-    if request.given.output == "name":
+    namespace = "" if request.arguments.all_namespaces else request.namespace()
+    found = claim_documents(request.cluster(namespace, request.arguments.selector))
+    if request.arguments.output == "name":
         return _names(f"resourceclaim.{_DRA}", [one["claim"] for one in found])
     where = f" in {namespace} namespace; -A lists all namespaces" if namespace else ""
-    nothing = f"No claims with CPUs or memory{request.matching()} found{where}."
+    nothing = f"No claims with CPUs or memory{request.selector_text()} found{where}."
     status = request.show(found, _claim_row(namespace), safe(nothing))
-    return _watch_claims(request, namespace, found) if request.given.watch else status
+    return _watch_claims(request, namespace, found) if request.arguments.watch else status
 
 
 def _claim_row(namespace: str) -> Callable[[Document], Row]:
@@ -145,12 +145,12 @@ def _watch_claims(request: Request, namespace: str, shown: Sequence[Document]) -
     """Prints the rows of new and changed claims, as kubectl does, until the command is interrupted."""
     while True:
         time.sleep(_WATCH_SECONDS)
-        found = claim_documents(request.cluster(namespace, request.given.selector))
+        found = claim_documents(request.cluster(namespace, request.arguments.selector))
         before = {_key(one): one for one in shown}
         row = _claim_row(namespace)
         if changed := [row(one) for one in found if one != before.get(_key(one))]:
             rows = table(
-                changed, wide=request.given.output == "wide", headers=not shown and not request.given.no_headers
+                changed, wide=request.arguments.output == "wide", headers=not shown and not request.arguments.no_headers
             )
             print(rows, flush=True)
         shown = found
@@ -161,30 +161,30 @@ def _key(claim: Document) -> tuple[str, str]:
 
 
 def _free(request: Request) -> int:
-    cluster, node = request.cluster(), request.given.node or ""
+    cluster, node = request.cluster(), request.arguments.node or ""
     usable = free_documents(cluster, node)
     nodes = [one for one in node_documents(cluster) if node in ("", one["node"])]
     if not usable and node:
         text = "has no devices usable by claims: all are tainted, or the node only observes; see kubectl numa nodes"
-        raise KubectlError(f"node {node} " + (text if nodes else _SILENT))
+        raise KubectlError(f"node {node} " + (text if nodes else _NOTHING_PUBLISHED))
     found = request.selected(usable)
-    if key := _SORT_KEYS.get(request.given.sort_by or ""):
+    if key := _SORT_KEYS.get(request.arguments.sort_by or ""):
         found.sort(key=lambda one: -one.get(key, 0))
     if not found and request.selected(nodes):
         text = (
             "No nodes have devices usable by claims: all are tainted, or the nodes only observe; see kubectl numa nodes"
         )
-        selector = f" -l {safe(request.given.selector)}" if request.given.selector else ""
+        selector = f" -l {safe(request.arguments.selector)}" if request.arguments.selector else ""
         return request.show(found, free_row, f"{text}{selector}.")
-    return request.show(found, free_row, f"No nodes found that publish CPUs or memory{request.matching()}.")
+    return request.show(found, free_row, f"No nodes found that publish CPUs or memory{request.selector_text()}.")
 
 
 def _explain(request: Request) -> int:
     namespace = request.namespace()
-    pod = read_pod(request.kubectl.get(path_of("", "pods", namespace, request.given.pod)))
+    pod = read_pod(request.kubectl.get(path_of("", "pods", namespace, request.arguments.pod)))
     cluster = request.cluster()  # all namespaces, because every claim affects the free amounts
     claims = {claim.name: claim for claim in cluster.claims if claim.namespace == namespace}
-    lines = list(explain_pod(pod, namespace, request.given.pod))
+    lines = list(explain_pod(pod, namespace, request.arguments.pod))
     for use in pod.claims:
         if use.name in claims:
             lines += explain(cluster, claims[use.name], pod)
@@ -211,12 +211,16 @@ def _driver_pod(request: Request) -> Mapping[str, Any]:
     """Returns the driver's running pod on a node, or the newest of these pods if there are several. Raises
     KubectlError.
     """
-    given = request.given
-    pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={given.node}")
-    found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod) and mounts_registry(pod)]
+    arguments = request.arguments
+    pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={arguments.node}")
+    found = [
+        pod
+        for pod in pods
+        if labels_of(pod).get(_LABEL) == arguments.driver and _is_running(pod) and mounts_registry(pod)
+    ]
     if not found:
         other = f"use --driver if the driver's pods have another value of the label {_LABEL}"
-        raise KubectlError(f"no running pod of {given.driver} on node {given.node}; {other}")
+        raise KubectlError(f"no running pod of {arguments.driver} on node {arguments.node}; {other}")
     return max(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 
@@ -231,18 +235,18 @@ def mounts_registry(pod: Mapping[str, Any]) -> bool:
     return any(str((one.get("hostPath") or {}).get("path")).endswith(_REGISTRY) for one in volumes)
 
 
-def _runs(pod: Mapping[str, Any]) -> bool:
+def _is_running(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") == "Running"
 
 
-def _output(request: Request) -> list[str]:
+def _output_option(request: Request) -> list[str]:
     """Returns the output option to pass to a command in the driver's pod."""
-    return ["-o", request.given.output] if request.given.output else []
+    return ["-o", request.arguments.output] if request.arguments.output else []
 
 
 def _status(request: Request) -> int:
     meta = _driver_pod(request)["metadata"]
-    command = ["dra-frontend", "status", *_output(request), *(["--watch"] if request.given.watch else [])]
+    command = ["dra-frontend", "status", *_output_option(request), *(["--watch"] if request.arguments.watch else [])]
     status, errors = request.kubectl.execute(meta["namespace"], meta["name"], _CONTAINER, command)
     sys.stderr.write(errors)
     return status
@@ -251,10 +255,10 @@ def _status(request: Request) -> int:
 def _doctor(request: Request) -> int:
     meta = _driver_pod(request)["metadata"]
     run = partial(request.kubectl.execute, meta["namespace"], meta["name"], _CONTAINER)
-    command, kubelet = ["dra-frontend", "doctor", *_output(request)], _kubelet_config(request)
+    command, kubelet = ["dra-frontend", "doctor", *_output_option(request)], _kubelet_config(request)
     status, errors = run([*command, _KUBELET_CONFIG, "-"], kubelet) if kubelet else run(command)
-    if status == _USAGE and f"unrecognized arguments: {_KUBELET_CONFIG}" in errors:
-        print(f"kubectl numa: {_OLDER.format(meta['name'])}", file=sys.stderr)
+    if status == _USAGE_ERROR and f"unrecognized arguments: {_KUBELET_CONFIG}" in errors:
+        print(f"kubectl numa: {_IMAGE_TOO_OLD.format(meta['name'])}", file=sys.stderr)
         status, errors = run(command)
     sys.stderr.write(errors)
     return status
@@ -263,7 +267,7 @@ def _doctor(request: Request) -> int:
 def _kubelet_config(request: Request) -> str:
     """Returns the kubelet's configuration as JSON, or "" if the user is not permitted to read it."""
     try:
-        return json.dumps(request.kubectl.get(f"{path_of('', 'nodes', name=request.given.node)}/proxy/configz"))
+        return json.dumps(request.kubectl.get(f"{path_of('', 'nodes', name=request.arguments.node)}/proxy/configz"))
     except KubectlError:
         return ""
 
@@ -275,9 +279,11 @@ def _page(request: Request) -> int:
         raise KubectlError(
             "the page is disabled on this node: set driverConfig.pagePort in the chart's values, such as 8082"
         )
-    meta, given = pod["metadata"], request.given
+    meta, arguments = pod["metadata"], request.arguments
     port = int(ports[0]["containerPort"])
-    return request.kubectl.forward(meta["namespace"], meta["name"], given.port, port, show=given.browser)
+    return request.kubectl.forward(
+        meta["namespace"], meta["name"], arguments.port, port, open_browser=arguments.browser
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +369,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
 }
 _STATUSES: Final = "Exit status: 0 for success; 1 if something is missing or kubectl fails; 2 for a usage error."
-_PASSED_ON: Final = (
+_FORWARDED_STATUSES: Final = (
     "Exit status: 0 if there are no problems; 1 if there are problems, or if the command cannot be run on the node; "
     "2 for a usage error or unusable input."
 )
@@ -373,40 +379,40 @@ class _Parser(argparse.ArgumentParser):
     """Argument parser that reports a usage error on a single line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE, f"{_PROGRAM}: {safe(message)}; see {self.prog} --help\n")
+        self.exit(_USAGE_ERROR, f"{_PROGRAM}: {safe(message)}; see {self.prog} --help\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser for all commands."""
     text = "Shows the CPUs, memory and hugepages of a cluster's nodes, and the claims that they are allocated to."
-    shape = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", COMMANDS["nodes"]), formatter_class=shape)
+    formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", COMMANDS["nodes"]), formatter_class=formatter_class)
     parser.add_argument("--version", action="version", version=__version__, help="print the version and exit")
     text = "namespace for the claims and explain commands (default: the context's namespace)"
     parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
-    _add_passed_flags(parser)
+    _add_kubectl_options(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         text = f"{_sentence(command)}."
-        one = commands.add_parser(
-            name, help=command.text, description=text, epilog=_epilog(name, command), formatter_class=shape
+        subparser = commands.add_parser(
+            name, help=command.text, description=text, epilog=_epilog(name, command), formatter_class=formatter_class
         )
         if argument := command.argument:
             optional = argument.endswith("?")
-            one.add_argument(
+            subparser.add_argument(
                 argument.rstrip("?"),
                 metavar=argument.rstrip("?").upper(),
                 nargs="?" if optional else None,
                 help=f"name of the {argument.rstrip('?')}" + (" (default: all)" if optional else ""),
             )
-        _add_flags(one, name, command)
+        _add_flags(subparser, name, command)
         # SUPPRESS: an absent flag must not override the same flag given before the command.
-        _add_passed_flags(one, default=argparse.SUPPRESS)
+        _add_kubectl_options(subparser, default=argparse.SUPPRESS)
     return parser
 
 
-def _add_passed_flags(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    for flag, (metavar, text) in _PASSED.items():
+def _add_kubectl_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    for flag, (metavar, text) in _KUBECTL_OPTIONS.items():
         parser.add_argument(f"--{flag}", dest=flag, metavar=metavar, default=default, help=text)
 
 
@@ -425,7 +431,7 @@ def _epilog(name: str, command: _Command) -> str:
         lines = [
             f"  # {_sentence(COMMANDS[one])}\n  {f'{_PROGRAM} {one} {words}'.rstrip()}" for one, words in first.items()
         ]
-    statuses = _PASSED_ON if name in ("status", "doctor") else _STATUSES
+    statuses = _FORWARDED_STATUSES if name in ("status", "doctor") else _STATUSES
     return "\n".join(["examples:", *lines, "", statuses])
 
 
@@ -467,16 +473,16 @@ def run(arguments: Sequence[str], program: str) -> int:
     """Parses the arguments and runs the command. ``program`` is the kubectl to use. Returns the exit status."""
     parser = build_parser()
     try:
-        given = parser.parse_args(arguments)
-        if given.command == "claims" and given.watch and given.output not in (None, "table", "wide"):
-            parser.error(f"--watch prints tables, so it cannot be used with -o {given.output}")
+        parsed = parser.parse_args(arguments)
+        if parsed.command == "claims" and parsed.watch and parsed.output not in (None, "table", "wide"):
+            parser.error(f"--watch prints tables, so it cannot be used with -o {parsed.output}")
     except SystemExit as end:
         return int(end.code or 0)
-    if getattr(given, "output", None) == "table":
-        given.output = None
-    flags = [f"--{name}={value}" for name in _PASSED if (value := getattr(given, name))]
+    if getattr(parsed, "output", None) == "table":
+        parsed.output = None
+    flags = [f"--{name}={value}" for name in _KUBECTL_OPTIONS if (value := getattr(parsed, name))]
     try:
-        return COMMANDS[given.command].run(Request(Kubectl(program, flags), given))
+        return COMMANDS[parsed.command].run(Request(Kubectl(program, flags), parsed))
     except KubectlError as error:
         print(f"{_PROGRAM}: {safe(error)}", file=sys.stderr)
         return 1

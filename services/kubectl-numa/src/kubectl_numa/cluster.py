@@ -17,7 +17,7 @@ DRIVERS: Final = (CPU_DRIVER, MEMORY_DRIVER)
 CPUS: Final = "cpu"
 MEMORY: Final = "memory"
 _CAPACITIES: Final = {CPU_DRIVER: ("dra.cpu/cpu", "cpu"), MEMORY_DRIVER: ("dra.memory/size", "size")}
-_REFUSED: Final = "dra-driver-numa: "
+_REFUSAL_PREFIX: Final = "dra-driver-numa: "
 """Prefix of every nri-backend refusal. The kubelet copies the runtime's error, which contains the refusal, to the pod's
 status.
 """
@@ -88,7 +88,7 @@ class ClaimName(NamedTuple):
     """Name of the ResourceClaimTemplate if the pod names one."""
 
 
-class Waiting(NamedTuple):
+class WaitingContainer(NamedTuple):
     """A pod's container that is not running."""
 
     container: str
@@ -103,7 +103,7 @@ class Pod:
     """The parts of a pod that are related to its claims."""
 
     claims: tuple[ClaimName, ...]
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingContainer, ...] = ()
     unscheduled: str = ""
     """The scheduler's message in the PodScheduled condition. Empty if the pod has been assigned to a node."""
 
@@ -179,14 +179,14 @@ def _device(node: str, driver: str, document: Mapping[str, Any]) -> Device:
 def _claim(document: Mapping[str, Any]) -> Claim:
     meta, spec, status = (_dict(document.get(name)) for name in ("metadata", "spec", "status"))
     allocation = _dict(status.get("allocation"))
-    told = {(_key(one), str(one.get("shareID") or "")): one for one in _dicts(status.get("devices"))}
-    parts, said = [], []
+    device_statuses = {(_key(one), str(one.get("shareID") or "")): one for one in _dicts(status.get("devices"))}
+    parts, conditions = [], []
     for result in _dicts(_dict(allocation.get("devices")).get("results")):
         if (key := _key(result)).driver in DRIVERS and result.get("adminAccess") is not True:
-            entry = _dict(told.get((key, str(result.get("shareID") or ""))))
+            entry = _dict(device_statuses.get((key, str(result.get("shareID") or ""))))
             parts.append(_part(key, result, _dict(entry.get("data"))))
-            said += [one for one in _dicts(entry.get("conditions")) if one.get("type") == "Enforced"]
-    worst = _worst(said)
+            conditions += [one for one in _dicts(entry.get("conditions")) if one.get("type") == "Enforced"]
+    worst = _worst(conditions)
     return Claim(
         namespace=str(meta.get("namespace", "")),
         name=str(meta.get("name", "")),
@@ -195,8 +195,8 @@ def _claim(document: Mapping[str, Any]) -> Claim:
         requests=tuple(_dicts(_dict(spec.get("devices")).get("requests"))),
         allocated=bool(allocation),
         **{
-            name: str(worst.get(of, ""))
-            for name, of in (("enforced", "status"), ("reason", "reason"), ("message", "message"))
+            name: str(worst.get(field, ""))
+            for name, field in (("enforced", "status"), ("reason", "reason"), ("message", "message"))
         },
     )
 
@@ -204,34 +204,40 @@ def _claim(document: Mapping[str, Any]) -> Claim:
 def read_pod(document: object) -> Pod:
     """Returns a pod's claims, its containers that are not running and, if the pod has no node, the reason for that."""
     spec, status = (_dict(_dict(document).get(name)) for name in ("spec", "status"))
-    made = {
+    generated_names = {
         one.get("name"): str(one.get("resourceClaimName") or "") for one in _dicts(status.get("resourceClaimStatuses"))
     }
     claims = []
     for one in _dicts(spec.get("resourceClaims")):
-        name = str(one.get("resourceClaimName") or made.get(one.get("name")) or "")
+        name = str(one.get("resourceClaimName") or generated_names.get(one.get("name")) or "")
         claims.append(ClaimName(str(one.get("name")), name, str(one.get("resourceClaimTemplateName") or "")))
     if extended := _dict(status.get("extendedResourceClaimStatus")).get("resourceClaimName"):
         claims.append(ClaimName("extended resources", str(extended)))
-    listed = [one for key in ("initContainerStatuses", "containerStatuses") for one in _dicts(status.get(key))]
-    return Pod(tuple(claims), tuple(found for one in listed if (found := _waiting(one))), _unscheduled(status))
+    container_statuses = [
+        one for key in ("initContainerStatuses", "containerStatuses") for one in _dicts(status.get(key))
+    ]
+    return Pod(
+        tuple(claims), tuple(found for one in container_statuses if (found := _waiting(one))), _unscheduled(status)
+    )
 
 
-def _waiting(status: Mapping[str, Any]) -> Waiting | None:
+def _waiting(status: Mapping[str, Any]) -> WaitingContainer | None:
     """Returns the reason why a container is not running, or None if it is running, has succeeded or is starting."""
     state = _dict(status.get("state"))
     ended = [_dict(_dict(status.get(key)).get("terminated")) for key in ("state", "lastState")]
     found = [_dict(state.get("waiting")), *ended]
-    name, ours = str(status.get("name")), [one for one in found if _REFUSED in str(one.get("message"))]
+    name, ours = str(status.get("name")), [one for one in found if _REFUSAL_PREFIX in str(one.get("message"))]
     if ours and "running" not in state:
         message = str(ours[0].get("message"))
-        return Waiting(name, str(ours[0].get("reason")), message[message.index(_REFUSED) :], refused=True)
+        return WaitingContainer(
+            name, str(ours[0].get("reason")), message[message.index(_REFUSAL_PREFIX) :], refused=True
+        )
     # A container that is not restarted has no waiting state.
     current = found[0] or found[1]
     reason = str(current.get("reason") or "")
     if not reason or reason in _STARTING or current.get("exitCode") == 0:
         return None
-    return Waiting(name, reason, str(current.get("message") or ""), refused=False)
+    return WaitingContainer(name, reason, str(current.get("message") or ""), refused=False)
 
 
 def _unscheduled(status: Mapping[str, Any]) -> str:
@@ -246,8 +252,8 @@ def _part(key: Key, result: Mapping[str, Any], data: Mapping[str, Any]) -> Part:
         value for name, value in _dict(result.get("consumedCapacity")).items() if name in _CAPACITIES[key.driver]
     ]
     request = str(result.get("request", "")).partition("/")[0]
-    about_cpus = [str(data.get(name) or "") for name in ("cpus", "isolation", "poolCPUs")]
-    return Part(key, request, parse_quantity(consumed[0]) if consumed else 1, *about_cpus)
+    cpu_fields = [str(data.get(name) or "") for name in ("cpus", "isolation", "poolCPUs")]
+    return Part(key, request, parse_quantity(consumed[0]) if consumed else 1, *cpu_fields)
 
 
 def _worst(conditions: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

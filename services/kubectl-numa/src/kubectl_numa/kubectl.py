@@ -11,9 +11,9 @@ from urllib.parse import quote, urlencode
 
 ENVIRONMENT: Final = "KUBECTL"
 """Environment variable with the path of the ``kubectl`` to use."""
-_PAGE: Final = 500
+_PAGE_SIZE: Final = 500
 """Maximum number of objects in the response to one request."""
-MOST_LISTED: Final = 250_000
+MAX_LISTED: Final = 250_000
 """Maximum number of objects that are read from one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_NESTING: Final = 64
 """Maximum depth to which nested lists and maps are read. Kubernetes API objects have about 20 levels."""
@@ -59,20 +59,22 @@ class Kubectl:
         Raises KubectlError if the list cannot be read, or if it never ends, which is possible because only the server
         decides whether another page follows.
         """
-        more, seen = "", set[str]()
-        for _ in range(MOST_LISTED // _PAGE):
-            found = self.get(f"{path}?{urlencode({**query, 'limit': _PAGE} | ({'continue': more} if more else {}))}")
+        token, seen = "", set[str]()
+        for _ in range(MAX_LISTED // _PAGE_SIZE):
+            found = self.get(
+                f"{path}?{urlencode({**query, 'limit': _PAGE_SIZE} | ({'continue': token} if token else {}))}"
+            )
             if not isinstance(found, dict) or not isinstance(listed := found.get("items") or [], list):
                 raise KubectlError(f"the response to GET {path} is not a list")
             yield from (one for one in listed if isinstance(one, dict))
             metadata = found.get("metadata")
-            if not (more := str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""):
+            if not (token := str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""):
                 return
-            if more in seen:
+            if token in seen:
                 raise KubectlError(f"the response to GET {path} repeats the same page; is this an API server?")
-            seen.add(more)
+            seen.add(token)
         raise KubectlError(
-            f"the list from GET {path} is not complete after {MOST_LISTED} objects; is this an API server?"
+            f"the list from GET {path} is not complete after {MAX_LISTED} objects; is this an API server?"
         )
 
     def namespace(self) -> str:
@@ -84,24 +86,24 @@ class Kubectl:
             raise KubectlError("the output of kubectl config view cannot be parsed") from error
 
     def execute(
-        self, namespace: str, pod: str, container: str, command: Sequence[str], given: str = ""
+        self, namespace: str, pod: str, container: str, command: Sequence[str], stdin: str = ""
     ) -> tuple[int, str]:
-        """Runs a command in a container with ``given`` as standard input. The command inherits standard output.
+        """Runs a command in a container with ``stdin`` as standard input. The command inherits standard output.
 
         Returns the command's exit status and standard error. Raises KubectlError.
         """
-        arguments = ["exec", *(["-i"] if given else []), "-n", namespace, pod, "-c", container, "--", *command]
+        arguments = ["exec", *(["-i"] if stdin else []), "-n", namespace, pod, "-c", container, "--", *command]
         whole = [*self._command, *arguments]
         try:
-            if given:
-                done = subprocess.run(whole, input=given.encode(), stderr=subprocess.PIPE, check=False)  # noqa: S603
+            if stdin:
+                done = subprocess.run(whole, input=stdin.encode(), stderr=subprocess.PIPE, check=False)  # noqa: S603
             else:
                 done = subprocess.run(whole, stderr=subprocess.PIPE, check=False)  # noqa: S603
         except OSError as error:
             raise KubectlError(f"{self._command[0]}: {error.strerror}") from error
         return done.returncode, done.stderr.decode(errors="replace")
 
-    def forward(self, namespace: str, pod: str, local: int, port: int, *, show: bool) -> int:
+    def forward(self, namespace: str, pod: str, local: int, port: int, *, open_browser: bool) -> int:
         """Forwards a local port to a pod until the user interrupts it, and opens the browser if ``show`` is true.
 
         Returns kubectl's exit status. Raises KubectlError.
@@ -118,7 +120,7 @@ class Kubectl:
                     if match := _FORWARDING.match(line):
                         address = f"http://localhost:{match[1]}/"
                         print(f"{address}   (Ctrl-C stops it)", flush=True)
-                        if show:
+                        if open_browser:
                             webbrowser.open(address)
             finally:
                 child.terminate()

@@ -42,8 +42,8 @@ def node_documents(cluster: Cluster) -> list[Document]:
 def _node(cluster: Cluster, node: str, keys: Sequence[Key], claims: Sequence[Claim]) -> Document:
     devices = [cluster.devices[key] for key in keys]
     amounts = {
-        kind: {"free": sum(map(cluster.free, of)), "total": sum(cluster.devices[key].total for key in of)}
-        for kind, of in _kinds(cluster, keys).items()
+        kind: {"free": sum(map(cluster.free, kind_keys)), "total": sum(cluster.devices[key].total for key in kind_keys)}
+        for kind, kind_keys in _kinds(cluster, keys).items()
     }
     return {
         "node": node,
@@ -60,13 +60,13 @@ def _node(cluster: Cluster, node: str, keys: Sequence[Key], claims: Sequence[Cla
 
 def free_documents(cluster: Cluster, node: str = "") -> list[Document]:
     """Returns a document for each NUMA node (or other group of devices), with the amounts free for claims."""
-    places: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
+    keys_by_numa_node: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
     for key, device in cluster.devices.items():
         if not device.tainted and not device.observes and node in ("", device.node):
-            places[device.node, -1 if device.numa_node is None else device.numa_node].append(key)
+            keys_by_numa_node[device.node, -1 if device.numa_node is None else device.numa_node].append(key)
     found: list[Document] = []
-    for (name, numa), keys in sorted(places.items()):
-        free = {kind: sum(map(cluster.free, of)) for kind, of in _kinds(cluster, keys).items()}
+    for (name, numa), keys in sorted(keys_by_numa_node.items()):
+        free = {kind: sum(map(cluster.free, kind_keys)) for kind, kind_keys in _kinds(cluster, keys).items()}
         devices = sorted(key.device for key in keys)
         found.append({"node": name, "numaNode": None if numa < 0 else numa, **_by_key(free), "devices": devices})
     return found

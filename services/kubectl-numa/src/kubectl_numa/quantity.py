@@ -16,12 +16,12 @@ _SCALES: Final = {
 
 UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
 """Units for amounts of memory. The driver's commands and a node's page use the same units."""
-_MOST: Final = (1 << 63) - 1
+_MAX_QUANTITY: Final = (1 << 63) - 1
 """Largest quantity that the API server stores (apimachinery/pkg/api/resource/quantity.go)."""
 _RANGE: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
-_MOST_CPUS: Final = 8192
+_MAX_CPUS: Final = 8192
 """Maximum number of CPUs for which a kernel can be built (NR_CPUS on x86)."""
-_LONGEST_LIST: Final = 65536
+_MAX_LIST_LENGTH: Final = 65536
 """Maximum length of a CPU list, in characters."""
 
 
@@ -36,7 +36,7 @@ def parse_quantity(text: object) -> int:
     number, unit = match.groups(default="")
     scale = Decimal(10) ** int(unit[1:]) if unit[:1] in ("e", "E") and len(unit) > 1 and unit != "Ei" else None
     value = Decimal(number) * (scale or _SCALES.get(unit, Decimal(1)))
-    return min(int(value.to_integral_value(ROUND_CEILING)), _MOST)
+    return min(int(value.to_integral_value(ROUND_CEILING)), _MAX_QUANTITY)
 
 
 def format_bytes(size: int) -> str:
@@ -51,13 +51,13 @@ def format_bytes(size: int) -> str:
 def parse_cpus(text: str) -> list[int]:
     """Parses a CPU list in the kernel's format, ``0-3,8``. Returns [] for an invalid or overlong list."""
     found: list[int] = []
-    for part in text.split(",") if len(text) <= _LONGEST_LIST else ():
+    for part in text.split(",") if len(text) <= _MAX_LIST_LENGTH else ():
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if not first <= last < _MOST_CPUS:
+        if not first <= last < _MAX_CPUS:
             return []
         found += range(first, last + 1)
-        if len(found) > _MOST_CPUS:
+        if len(found) > _MAX_CPUS:
             return []
     return found
 

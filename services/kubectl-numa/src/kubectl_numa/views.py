@@ -79,12 +79,14 @@ def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[
     name, exact = str(document.get("name")), exact if isinstance(exact, dict) else {}
     kind = _kind_of_class(str(exact.get("deviceClassName", "")))
     capacity = exact.get("capacity")
-    asked = next(iter(((capacity or {}).get("requests") or {}).values()), None) if isinstance(capacity, dict) else None
-    wanted = parse_quantity(asked) if asked is not None else 1
+    requested = (
+        next(iter(((capacity or {}).get("requests") or {}).values()), None) if isinstance(capacity, dict) else None
+    )
+    wanted = parse_quantity(requested) if requested is not None else 1
     published = [key for key, device in cluster.devices.items() if device.kind == kind]
     usable = [key for key in published if not (cluster.devices[key].tainted or cluster.devices[key].observes)]
-    most = sorted(usable, key=cluster.free, reverse=True)
-    if not exact or not most:
+    ranked = sorted(usable, key=cluster.free, reverse=True)
+    if not exact or not ranked:
         of_class = f"  {name}: class {exact.get('deviceClassName', '(several)')}; "
         if published:
             yield f"{of_class}all of its devices are tainted, or their nodes only observe; see kubectl numa nodes"
@@ -93,13 +95,15 @@ def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[
         else:
             yield f"{of_class}the free amount cannot be determined from the ResourceSlices"
         return
-    fits = sum(cluster.free(key) >= wanted for key in most)
-    best = cluster.devices[most[0]]
+    fits = sum(cluster.free(key) >= wanted for key in ranked)
+    best = cluster.devices[ranked[0]]
     count = exact.get("count")
-    many = isinstance(count, int) and count > 1
-    needs = f"{count} devices with {_amount(kind, wanted)} each" if many else _amount(kind, wanted)
-    enough = f"{fits} of {len(most)} devices have that much free"
-    largest = f"the largest free amount is {_amount(kind, cluster.free(most[0]))} of {most[0].device} on {best.node}"
+    several = isinstance(count, int) and count > 1
+    needs = f"{count} devices with {_amount(kind, wanted)} each" if several else _amount(kind, wanted)
+    enough = f"{fits} of {len(ranked)} devices have that much free"
+    largest = (
+        f"the largest free amount is {_amount(kind, cluster.free(ranked[0]))} of {ranked[0].device} on {best.node}"
+    )
     yield f"  {name}: requests {needs}; {enough}; {largest}"
 
 

@@ -93,13 +93,13 @@ async def test_containers_are_reported_with_the_first_lease_and_after_each_chang
     async with connected(path) as (server, backend):
         assert server.requests[0] == ("PUT", "/v1/backend")
         await server.until(lambda: len(server.leases) >= 2)
-        assert server.tellings == [["aa", "bb"]]
+        assert server.reported_ids == [["aa", "bb"]]
         assert {lease["generation"] for lease in server.leases} == {1}
         backend.create("cc")
         began = asyncio.get_running_loop().time()
         await server.until(lambda: "cc" in server.containers)
         assert asyncio.get_running_loop().time() - began < 1.0
-        assert server.tellings == [["aa", "bb"], ["aa", "bb", "cc"]]
+        assert server.reported_ids == [["aa", "bb"], ["aa", "bb", "cc"]]
         assert server.connected == 2  # one for reports, one for record changes
 
 
@@ -121,7 +121,7 @@ async def test_a_status_change_alone_is_reported_immediately(path: Path) -> None
         backend.synchronized = False
         backend.state_changed.set()
         await server.until(lambda: not server.leases[-1]["synchronized"], seconds=0.5)
-        assert server.tellings == [["aa", "bb"]]
+        assert server.reported_ids == [["aa", "bb"]]
 
 
 async def test_a_frontend_that_has_lost_its_state_gets_all_containers(path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_a_frontend_that_reads_changes_gets_only_changes(path: Path) -> No
             await server.until(lambda: present(server, backend))
         backend.state.drop("bb")
         await server.until(lambda: present(server, backend))
-        assert server.tellings == [["aa", "bb"]]
+        assert server.reported_ids == [["aa", "bb"]]
         assert server.merged == [(["cc"], []), (["dd"], []), (["ee"], []), ([], ["bb"])]
 
 
@@ -174,14 +174,14 @@ async def test_a_frontend_that_cannot_merge_changes_immediately_gets_all_contain
         server.forget("frontend-2")
         backend.create("cc")
         await server.until(lambda: present(server, backend), seconds=1.0)
-        assert (server.tellings, server.merged) == ([["aa", "bb"], ["aa", "bb", "cc"]], [])
+        assert (server.reported_ids, server.merged) == ([["aa", "bb"], ["aa", "bb", "cc"]], [])
         backend.create("dd")
         await server.until(lambda: present(server, backend))
-        assert (len(server.tellings), server.merged) == (2, [(["dd"], [])])
+        assert (len(server.reported_ids), server.merged) == (2, [(["dd"], [])])
         server.drop()
         backend.create("ee")
         await server.until(lambda: present(server, backend))
-        assert server.tellings[2:] == [["aa", "bb", "cc", "dd", "ee"]]
+        assert server.reported_ids[2:] == [["aa", "bb", "cc", "dd", "ee"]]
 
 
 async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -> None:
@@ -273,7 +273,7 @@ async def test_the_end_of_a_connection_is_noticed_between_two_reports(path: Path
         await asyncio.sleep(0.5)
         server.forget("frontend-2")
         server.drop()
-        await server.until(lambda: complete(server) and len(server.tellings) == 2, seconds=0.5)
+        await server.until(lambda: complete(server) and len(server.reported_ids) == 2, seconds=0.5)
 
 
 async def test_reports_contain_the_time_at_which_they_were_created(path: Path) -> None:
@@ -359,7 +359,7 @@ async def test_a_frontend_that_is_starting_gets_its_first_report_soon(path: Path
         await asyncio.sleep(absent)
         began = asyncio.get_running_loop().time()
         async with state_server(path) as server:
-            await server.until(lambda: bool(server.tellings))
+            await server.until(lambda: bool(server.reported_ids))
             assert asyncio.get_running_loop().time() - began < within
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numa_contract.cdi import dump_claim_file, parse_claim_file
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
 from numa_contract.records import MemoryMount, PodReference, parse_record
-from numa_tools.bundle.masking import KEPT, Masks
+from numa_tools.bundle.masking import KEPT_WORDS, Masks
 
 from tests.rigs.builders import MI, cpu_record, files_of, memory_record, report
 
@@ -22,7 +22,7 @@ def masks_of(*documents: Any) -> Masks:
     """Returns the masks for the names in the given documents."""
     masks = Masks()
     masks.add("node", "worker-1.example.com")
-    masks.learn(list(documents))
+    masks.add_from_document(list(documents))
     return masks
 
 
@@ -111,7 +111,7 @@ def test_a_part_of_a_word_is_not_a_name() -> None:
 def test_masked_pool_names_begin_with_the_masked_node_name() -> None:
     """The pools can still be recognized as the node's."""
     masks = masks_of()
-    masks.learn_pools(["worker-1.example.com", "worker-1.example.com-memory", "other"])
+    masks.add_pools(["worker-1.example.com", "worker-1.example.com-memory", "other"])
     assert masks.text("worker-1.example.com-memory of worker-1.example.com") == "node-1-memory of node-1"
 
 
@@ -141,7 +141,7 @@ def test_no_name_remains(names: list[str], gaps: list[str]) -> None:
     masks = masks_of(*({"uid": "1", "name": name} for name in names))
     text = "".join(name + gap for name, gap in zip(names * 2, gaps, strict=False))
     words = re.split(r'[ /,"_:]+', masks.text(text))
-    assert {word for word in words if word} <= {f"pod-{n + 1}" for n in range(6)} | KEPT
+    assert {word for word in words if word} <= {f"pod-{n + 1}" for n in range(6)} | KEPT_WORDS
 
 
 def test_a_document_nested_in_an_embedded_document_is_masked_as_a_string() -> None:

@@ -15,15 +15,15 @@ from numa_tools import cli
 from numa_tools.commands.explain import explain
 from numa_tools.commands.gather import gather
 
-from tests.rigs.ailing_node import AilingNode
 from tests.rigs.builders import cpu_record, report, write_claim
+from tests.rigs.faulty_node import FaultyNode
 from tests.rigs.trees import small_machine, write_tree
 
 
 @pytest.fixture
-def node() -> Iterator[AilingNode]:
+def node() -> Iterator[FaultyNode]:
     """Returns a node with a claim for CPUs 2-3."""
-    made = AilingNode()
+    made = FaultyNode()
     yield made
     made.close()
 
@@ -62,7 +62,7 @@ def test_a_malformed_archive_is_explained(
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_a_claim_that_is_being_released_holds_its_cpus(
-    serving: bool, node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    serving: bool, node: FaultyNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The CPUs stay allocated for as long as the journal contains the release, and an archive from the node shows the
     same.
@@ -82,7 +82,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
 
 
 @pytest.mark.parametrize("serving", [True, False])
-async def test_a_claim_with_a_damaged_file_keeps_its_cpus(serving: bool, node: AilingNode) -> None:
+async def test_a_claim_with_a_damaged_file_keeps_its_cpus(serving: bool, node: FaultyNode) -> None:
     """The CPUs stay allocated whether or not the service is running, even though the service itself shows only claims
     that have a record.
     """

@@ -18,8 +18,8 @@ from dra_frontend.devices.slices import slice_documents
 from numa_tools import cli
 from numa_tools.commands.gather import gather
 
-from tests.rigs.ailing_node import AilingNode
 from tests.rigs.builders import NODE, cpu_record, report, write_claim
+from tests.rigs.faulty_node import FaultyNode
 from tests.rigs.trees import NAMES, captured, small_machine, write_tree
 
 UID = "11111111-2222-3333-4444-555555555555"
@@ -150,15 +150,15 @@ def test_a_masked_archive_can_be_read_whatever_the_names(
 
 
 @pytest.fixture
-def node() -> Iterator[AilingNode]:
+def node() -> Iterator[FaultyNode]:
     """Returns a node with a service and an API server."""
-    made = AilingNode()
+    made = FaultyNode()
     yield made
     made.close()
 
 
 async def test_the_archive_contains_the_memory_reserve_that_the_node_used(
-    node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    node: FaultyNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No file on the node contains the reserve. It comes from the kubelet's Node object, which the service has read."""
     node.reserve = 1 << 30
@@ -180,7 +180,7 @@ async def test_the_archive_contains_the_memory_reserve_that_the_node_used(
 @pytest.mark.parametrize("serving", [True, False])
 @pytest.mark.parametrize("name", [NODE, "n" * 240])
 async def test_masked_pools_and_slices_do_not_contain_the_nodes_name(
-    name: str, serving: bool, node: AilingNode, tmp_path: Path
+    name: str, serving: bool, node: FaultyNode, tmp_path: Path
 ) -> None:
     """Messages contain the names of pools and slices, even while the service is down, and a slice's name may be too
     long to contain the node's whole name.
@@ -202,7 +202,7 @@ async def test_masked_pools_and_slices_do_not_contain_the_nodes_name(
     assert name[:200] not in masked_text
 
 
-async def test_problem_subjects_are_masked(node: AilingNode, tmp_path: Path) -> None:
+async def test_problem_subjects_are_masked(node: FaultyNode, tmp_path: Path) -> None:
     """The status contains the container and the claim that a problem is about."""
     names = {"podNamespace": "secret-namespace", "podName": "secret-pod", "name": "secret-container"}
     node.containers.append(report("r", "unknown", refused="no CPU is free", **names).model_dump(mode="json"))

@@ -9,20 +9,20 @@ import pytest
 from numa_contract.state.words import ENFORCED
 from numa_tools.commands.status import read_status, status_screen
 
-from tests.rigs.ailing_node import AilingNode
 from tests.rigs.builders import report
+from tests.rigs.faulty_node import FaultyNode
 
 
 @pytest.fixture
-def node() -> Iterator[AilingNode]:
+def node() -> Iterator[FaultyNode]:
     """Returns a node with a claim for CPUs 2-3."""
-    made = AilingNode()
+    made = FaultyNode()
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("serving", [True, False])
-async def test_devices_claims_and_cpus_are_shown(serving: bool, node: AilingNode) -> None:
+async def test_devices_claims_and_cpus_are_shown(serving: bool, node: FaultyNode) -> None:
     """Devices, claims and CPUs are shown whether or not the service is running. If the service is not running, the
     first line of the screen says so.
     """
@@ -51,7 +51,7 @@ async def test_devices_claims_and_cpus_are_shown(serving: bool, node: AilingNode
 
 
 @pytest.mark.parametrize("serving", [True, False])
-async def test_the_screen_shows_whether_a_claim_is_enforced(serving: bool, node: AilingNode) -> None:
+async def test_the_screen_shows_whether_a_claim_is_enforced(serving: bool, node: FaultyNode) -> None:
     """The screen uses the same words as the web page for the statuses of the claim's condition. Without the service,
     the status is unknown.
     """
@@ -66,7 +66,7 @@ async def test_the_screen_shows_whether_a_claim_is_enforced(serving: bool, node:
         assert re.split(" {2,}", line)[3] == word
 
 
-async def test_problems_are_shown(node: AilingNode) -> None:
+async def test_problems_are_shown(node: FaultyNode) -> None:
     """Each problem with the service, its backend or a container is shown once, on a single line."""
     node.problems.append("dra.cpu: not registered")
     node.status["problems"] = ["irqbalance undoes what is moved"]
@@ -80,7 +80,7 @@ async def test_problems_are_shown(node: AilingNode) -> None:
         assert any(text in line for line in problems)
 
 
-async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
+async def test_the_kind_of_enforcement_is_shown(node: FaultyNode) -> None:
     """The screen lists the CPUs in kernel partitions. If claims are isolated by the pool or refused instead, it gives
     the reason.
     """
@@ -107,7 +107,7 @@ async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
     assert "isolated by the pool" not in screen
 
 
-async def test_untrusted_strings_stay_on_one_line(node: AilingNode) -> None:
+async def test_untrusted_strings_stay_on_one_line(node: FaultyNode) -> None:
     """A string from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
     node.problems.append("dra.cpu: \x1b[2J\x07 \u202e")
     node.containers[0].update(fallbackReason="x\nno problems", exclusivity="\x1b[31mpool")
@@ -118,7 +118,7 @@ async def test_untrusted_strings_stay_on_one_line(node: AilingNode) -> None:
     assert r"dra.cpu: \x1b[2J\x07 \u202e" in screen
 
 
-async def test_a_claim_whose_file_is_lost_is_named(node: AilingNode) -> None:
+async def test_a_claim_whose_file_is_lost_is_named(node: FaultyNode) -> None:
     """Without the service, the journal still shows that a claim whose file is gone was prepared."""
     node.serving = False
     node.note_in_journal("lost")

@@ -12,101 +12,101 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.names import CPU_DRIVER, cdi_file_name
 from numa_contract.records import AllocationRecord, CpuAllocation
 from numa_tools.doctor.facts import Space
-from numa_tools.doctor.model import known
+from numa_tools.doctor.model import facts_or_none
 
 from tests.fakes.apiserver_store import CLAIMS, CLASSES, NODES
-from tests.rigs.ailing_node import AilingNode
 from tests.rigs.builders import MI, memory_record, report
+from tests.rigs.faulty_node import FaultyNode
 from tests.rigs.trees import offline, small_machine, write_tree
 
 _CONTAINERD_1_7: Final = 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
 _CPU: Final = "/sys/devices/system/cpu"
 
 
-def _set(name: str, **fields: Any) -> Callable[[AilingNode], None]:
+def _set(name: str, **fields: Any) -> Callable[[FaultyNode], None]:
     """Changes keys in one of the node's documents."""
     return lambda node: getattr(node, name).update(fields)
 
 
-def _host(path: str, text: str) -> Callable[[AilingNode], None]:
+def _host(path: str, text: str) -> Callable[[FaultyNode], None]:
     return lambda node: node.host(path, text)
 
 
-def _cgroup(path: str, text: str) -> Callable[[AilingNode], None]:
+def _cgroup(path: str, text: str) -> Callable[[FaultyNode], None]:
     return lambda node: node.cgroup(path, text)
 
 
-def _without(path: str) -> Callable[[AilingNode], None]:
+def _without(path: str) -> Callable[[FaultyNode], None]:
     return lambda node: (node.base / path).unlink()
 
 
-def _container(**fields: Any) -> Callable[[AilingNode], None]:
+def _container(**fields: Any) -> Callable[[FaultyNode], None]:
     """Changes the container that uses the claim."""
     return lambda node: node.containers[0].update(fields)
 
 
-def _forbidden(*rights: tuple[str, str]) -> Callable[[AilingNode], None]:
+def _forbidden(*rights: tuple[str, str]) -> Callable[[FaultyNode], None]:
     return lambda node: node.server.options.forbidden.update(rights)
 
 
-def _gate_off(*names: str) -> Callable[[AilingNode], None]:
+def _gate_off(*names: str) -> Callable[[FaultyNode], None]:
     return lambda node: node.server.options.gates.update(dict.fromkeys(names, False))
 
 
-def _node_info(**fields: Any) -> Callable[[AilingNode], None]:
+def _node_info(**fields: Any) -> Callable[[FaultyNode], None]:
     return lambda node: node.node["nodeInfo"].update(fields)
 
 
 def _read(source: Any) -> Any:
     """Returns the content that a source has on a healthy node."""
-    assert known(source) is not None
+    assert facts_or_none(source) is not None
     return source
 
 
-def _facts(**fields: Any) -> Callable[[AilingNode], None]:
+def _facts(**fields: Any) -> Callable[[FaultyNode], None]:
     """Changes facts that a test cannot change in any other way: the process's limits, its disk and its clock."""
 
-    def change(node: AilingNode) -> None:
+    def change(node: FaultyNode) -> None:
         node.edit = lambda facts: replace(facts, **{name: make(facts) for name, make in fields.items()})
 
     return change
 
 
-def _full(name: str) -> Callable[[AilingNode], None]:
+def _full(name: str) -> Callable[[FaultyNode], None]:
     return _facts(**{name: lambda facts: replace(_read(getattr(facts, name)), space=Space("/run", 4096, 7))})
 
 
-def _all(*changes: Callable[[AilingNode], object]) -> Callable[[AilingNode], None]:
-    def change(node: AilingNode) -> None:
+def _all(*changes: Callable[[FaultyNode], object]) -> Callable[[FaultyNode], None]:
+    def change(node: FaultyNode) -> None:
         for one in changes:
             one(node)
 
     return change
 
 
-def _hand_over_cut(node: AilingNode) -> None:
+def _hand_over_cut(node: FaultyNode) -> None:
     (node.run / "state.sock").unlink()
     (node.run / "state.sock").symlink_to("gone/state.sock")
 
 
-def _left_behind(node: AilingNode) -> None:
+def _left_behind(node: FaultyNode) -> None:
     node.listen(node.run / "former/state.sock")
     node.sockets.pop().close()
 
 
-def _dead_registration(node: AilingNode) -> None:
+def _dead_registration(node: FaultyNode) -> None:
     node.sockets.pop().close()
 
 
-def _another(cpus: str) -> Callable[[AilingNode], None]:
+def _another(cpus: str) -> Callable[[FaultyNode], None]:
     """Adds a claim with the given CPUs."""
     return lambda node: node.records.append(node.claimed("other", cpus))
 
 
-def _moved(cpus: str) -> Callable[[AilingNode], None]:
+def _moved(cpus: str) -> Callable[[FaultyNode], None]:
     """Gives the claim and its container other CPUs."""
 
-    def change(node: AilingNode) -> None:
+    def change(node: FaultyNode) -> None:
         allocation = CpuAllocation(request="r", device="d", cpus=parse_cpu_list(cpus))
         node.records[0] = node.records[0].model_copy(update={"cpus": (allocation,)})
         node.containers[0]["cpus"] = cpus
@@ -114,44 +114,44 @@ def _moved(cpus: str) -> Callable[[AilingNode], None]:
     return change
 
 
-def _reserved_offline(node: AilingNode) -> None:
+def _reserved_offline(node: FaultyNode) -> None:
     shutil.rmtree(node.root / _CPU[1:])
     write_tree(offline(small_machine(), {1}), node.root)
     node.settings_of["reservedCPUs"] = "0-1"
 
 
-def _much_memory(node: AilingNode) -> None:
+def _much_memory(node: FaultyNode) -> None:
     record: AllocationRecord = memory_record("m", ("r", 0, 600 * MI, 2 * MI))
     memory = tuple(one.model_copy(update={"device": "hugepages-2m-numa000"}) for one in record.memory)
     node.records.append(record.model_copy(update={"memory": memory}))
 
 
-def _released(node: AilingNode) -> None:
+def _released(node: FaultyNode) -> None:
     node.server.store.delete(CLAIMS, "ns", "work")
 
 
-def _recreated_node(node: AilingNode) -> None:
+def _recreated_node(node: FaultyNode) -> None:
     node.change_slices(lambda document: document["metadata"]["ownerReferences"][0].update(uid="former"))
 
 
-def _half_a_pool(node: AilingNode) -> None:
+def _half_a_pool(node: FaultyNode) -> None:
     node.change_slices(lambda document: document["spec"]["pool"].update(resourceSliceCount=2))
 
 
-def _foreign_device(node: AilingNode) -> None:
+def _foreign_device(node: FaultyNode) -> None:
     node.change_slices(lambda document: document["spec"]["devices"][0].update(name="other"))
 
 
-def _stray_drop_in(node: AilingNode) -> None:
+def _stray_drop_in(node: FaultyNode) -> None:
     node.host("/etc/containerd/config.toml", "version = 3\n")
 
 
-def _nobody_tolerated(node: AilingNode) -> None:
+def _nobody_tolerated(node: FaultyNode) -> None:
     del node.nri["default_validator"]["tolerate_missing_plugins_annotation"]
 
 
 UNKNOWN_CLAIM: Final = {"claims": [], "unknownClaims": [{"uid": "nobody", "driver": "dra.cpu", "cpus": "2-3"}]}
-FAULTS: Final[dict[str, Callable[[AilingNode], object]]] = {
+FAULTS: Final[dict[str, Callable[[FaultyNode], object]]] = {
     "driver.endpoint": lambda node: setattr(node, "serving", False),
     "driver.pod": lambda node: (node.kubelet_root / "plugins").write_text("in the way"),
     "driver.status/unready": lambda node: node.problems.append("dra.cpu: not registered with the kubelet"),

@@ -22,28 +22,28 @@ from numa_tools.doctor.sources.inquiry import RIGHTS
 from numa_tools.doctor.table import CHECKS, Verdict, examine, report
 from numa_tools.doctor.text import findings_text
 
-from tests.rigs.ailing_node import AilingNode
+from tests.rigs.faulty_node import FaultyNode
 from tests.unit.numa_tools.doctor.faults import FAULTS, UNKNOWN_CLAIM
 
 ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
-def node() -> Iterator[AilingNode]:
+def node() -> Iterator[FaultyNode]:
     """Returns a healthy node."""
-    made = AilingNode()
+    made = FaultyNode()
     yield made
     made.close()
 
 
-async def verdicts(node: AilingNode) -> dict[str, Verdict]:
+async def verdicts(node: FaultyNode) -> dict[str, Verdict]:
     """Returns the checks' verdicts, keyed by the check's ID."""
     async with node.up() as settings:
         facts = await gather(settings)
     return {one.check.id: one for one in examine(node.edit(facts))}
 
 
-async def test_a_healthy_node_has_no_findings(node: AilingNode) -> None:
+async def test_a_healthy_node_has_no_findings(node: FaultyNode) -> None:
     """The summary reports that every check passed."""
     found = await verdicts(node)
     assert {name: one.findings for name, one in found.items() if one.result != "good"} == {}
@@ -61,7 +61,7 @@ def check_of(fault: str) -> str:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_each_fault_is_found(name: str, node: AilingNode) -> None:
+async def test_each_fault_is_found(name: str, node: FaultyNode) -> None:
     """The check reports the fault in complete sentences, and no check raises an exception."""
     FAULTS[name](node)
     found = await verdicts(node)
@@ -76,23 +76,23 @@ async def test_each_fault_is_found(name: str, node: AilingNode) -> None:
     assert failed == []
 
 
-def _speaks_no_http(node: AilingNode) -> None:
+def _speaks_no_http(node: FaultyNode) -> None:
     node.serving = False
     node.listen(node.run / "pod-uid/state.sock")
     node.sockets[-1].close()
 
 
-def _own_cgroup(node: AilingNode) -> None:
+def _own_cgroup(node: FaultyNode) -> None:
     shutil.rmtree(node.base / "cgroup/kubepods.slice")
     node.cgroup("cgroup.events", "")
 
 
-def _foreign_tree(node: AilingNode) -> None:
+def _foreign_tree(node: FaultyNode) -> None:
     (node.base / "cgroup/cgroup.controllers").unlink()
     node.host("/proc/self/mountinfo", f"30 23 0:26 / {node.base}/cgroup rw - tmpfs tmpfs rw\n")
 
 
-UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
+UNREADABLE: dict[str, tuple[Callable[[FaultyNode], object], str]] = {
     "containerd's file": (lambda node: node.host("/etc/containerd/config.toml", "["), "runtime.drop-in"),
     "an import cycle": (
         lambda node: node.host(
@@ -119,7 +119,7 @@ UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-async def test_unreadable_sources_are_reported(what: str, node: AilingNode) -> None:
+async def test_unreadable_sources_are_reported(what: str, node: FaultyNode) -> None:
     """If a source is missing or damaged, only the checks that use it are unknown. These checks report a reason and a
     remedy.
     """
@@ -148,7 +148,7 @@ def settings_in(text: str) -> list[tuple[str, str]]:
     return re.findall(r"\b(\w+ManagerPolicy): ([\w-]+)", text)
 
 
-async def test_remedies_contain_values_that_the_kubelet_accepts(node: AilingNode) -> None:
+async def test_remedies_contain_values_that_the_kubelet_accepts(node: FaultyNode) -> None:
     """For each manager that is switched on, the remedy contains that manager's own value for switching it off."""
     node.kubelet_of |= {"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static"}
     node.kubelet_of["topologyManagerPolicy"] = "restricted"
@@ -167,7 +167,7 @@ async def test_remedies_contain_values_that_the_kubelet_accepts(node: AilingNode
     assert all("or another NRI plugin" in one.what for one in unseen)
 
 
-async def test_a_manager_that_is_off_is_not_blamed_for_pins(node: AilingNode) -> None:
+async def test_a_manager_that_is_off_is_not_blamed_for_pins(node: FaultyNode) -> None:
     """If the manager is off, pinned containers were pinned by another plugin or started before the manager was switched
     off.
     """
@@ -189,7 +189,7 @@ def test_no_page_and_no_message_contains_an_invalid_policy() -> None:
     assert [(name, word) for name, word in found if word not in POLICIES[name]] == []
 
 
-async def test_the_kubelet_is_queried_through_the_api_server_if_its_file_is_not_mounted(node: AilingNode) -> None:
+async def test_the_kubelet_is_queried_through_the_api_server_if_its_file_is_not_mounted(node: FaultyNode) -> None:
     """The response from the kubelet's configz endpoint takes flags into account. Without permission to read it, the
     checks are unknown and name an alternative.
     """
@@ -201,7 +201,7 @@ async def test_the_kubelet_is_queried_through_the_api_server_if_its_file_is_not_
 
 
 @pytest.mark.parametrize("why", ["forbidden", "no kubelet answers"])
-async def test_a_kubelet_that_cannot_be_queried_leaves_its_checks_unknown(why: str, node: AilingNode) -> None:
+async def test_a_kubelet_that_cannot_be_queried_leaves_its_checks_unknown(why: str, node: FaultyNode) -> None:
     """The finding names the plugin and the chart value that would help. No other check is affected."""
     node.kubelet_of = {}
     if why == "forbidden":
@@ -216,7 +216,7 @@ async def test_a_kubelet_that_cannot_be_queried_leaves_its_checks_unknown(why: s
     assert found["api.reachable"].result == "good"
 
 
-async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: AilingNode, tmp_path: Path) -> None:
+async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: FaultyNode, tmp_path: Path) -> None:
     """The file may be a configz response or the kubelet's own file. Any other file is a usage error."""
     given = tmp_path / "kubelet"
     for text in ('{"kubeletconfig": {"cpuManagerPolicy": "static"}}', "cpuManagerPolicy: static\n"):
@@ -233,7 +233,7 @@ async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: Ail
 
 
 @pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
-async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str, node: AilingNode) -> None:
+async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str, node: FaultyNode) -> None:
     """If a claim also requests CPUs in the shared pool, its container may run there, but not on other claims' CPUs."""
     shared = {"r": PoolCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
     node.records[0] = node.records[0].model_copy(update={"pool_cpus": shared})
@@ -242,7 +242,7 @@ async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str
     assert (await verdicts(node))["claims.pinned"].result == result
 
 
-async def test_the_audit_is_not_the_remedy_for_a_container_with_only_offline_cpus(node: AilingNode) -> None:
+async def test_the_audit_is_not_the_remedy_for_a_container_with_only_offline_cpus(node: FaultyNode) -> None:
     """The audit does not move the container back until one of its CPUs is online, so the remedy refers to the check for
     offline CPUs.
     """
@@ -257,7 +257,7 @@ async def test_the_audit_is_not_the_remedy_for_a_container_with_only_offline_cpu
     assert "claims.online" in remedy_of(Notice(code=StatusCode.CLAIM_NOT_ENFORCED, text="any"))
 
 
-async def test_the_remedy_for_a_container_that_outlives_its_claim_is_to_stop_it(node: AilingNode) -> None:
+async def test_the_remedy_for_a_container_that_outlives_its_claim_is_to_stop_it(node: FaultyNode) -> None:
     """If the pod has been deleted, the remedy is to stop its container on the node. The finding says that the claims'
     CPUs stay allocated. It does not say that new claims get no CPUs, since other CPUs may be free.
     """
@@ -269,7 +269,7 @@ async def test_the_remedy_for_a_container_that_outlives_its_claim_is_to_stop_it(
     )
 
 
-async def test_a_record_in_another_format_is_skipped(node: AilingNode) -> None:
+async def test_a_record_in_another_format_is_skipped(node: FaultyNode) -> None:
     """The record's fields may have a different meaning, so the ``explain`` command skips it too. Other records are
     still checked.
     """
@@ -281,7 +281,7 @@ async def test_a_record_in_another_format_is_skipped(node: AilingNode) -> None:
 
 
 @pytest.mark.parametrize("right", RIGHTS, ids=lambda right: " ".join(filter(None, right)))
-async def test_each_missing_permission_is_named(right: Right, node: AilingNode) -> None:
+async def test_each_missing_permission_is_named(right: Right, node: FaultyNode) -> None:
     """The finding gives the rule that grants the missing permission, and the effect of not having it. No other check
     reports a wrong cause.
     """
@@ -307,7 +307,7 @@ async def test_each_missing_permission_is_named(right: Right, node: AilingNode) 
     ],
 )
 async def test_the_reason_for_pool_enforcement_is_a_finding(
-    code: str, setting: str, level: str, remedy: str, node: AilingNode
+    code: str, setting: str, level: str, remedy: str, node: FaultyNode
 ) -> None:
     """The remedy fits the cause. A kernel that cannot create partitions is a fault only if partitions are required."""
     reason = "the reason in words"
@@ -320,7 +320,7 @@ async def test_the_reason_for_pool_enforcement_is_a_finding(
 @pytest.mark.parametrize("mode", ["auto", "partition"])
 @pytest.mark.parametrize("slices", [True, False])
 async def test_host_daemons_on_claimed_cpus_are_a_finding_only_if_nothing_keeps_them_off(
-    mode: str, slices: bool, node: AilingNode
+    mode: str, slices: bool, node: FaultyNode
 ) -> None:
     """With hostSlices, no finding mentions host daemons and no remedy suggests hostSlices. Findings about refused
     claims do not mention host daemons either.
@@ -350,13 +350,13 @@ def test_each_kind_of_mismatch_has_a_remedy() -> None:
     assert _REMEDIES.keys() == set(MismatchKind)
 
 
-async def test_pool_enforcement_is_healthy_if_the_configuration_selects_it(node: AilingNode) -> None:
+async def test_pool_enforcement_is_healthy_if_the_configuration_selects_it(node: FaultyNode) -> None:
     """The backend reports that it uses the pool, but gives no reason for a fallback."""
     node.status |= {"exclusivity": "pool"}
     assert (await verdicts(node))["driver.exclusivity"].result == "good"
 
 
-async def test_pages_on_demand_need_one_more_permission(node: AilingNode) -> None:
+async def test_pages_on_demand_need_one_more_permission(node: FaultyNode) -> None:
     """The service watches claims only if the configuration allocates pages for them."""
     node.server.options.forbidden.add(("watch", "resourceclaims"))
     assert (await verdicts(node))["api.rights"].result == "good"
@@ -365,7 +365,7 @@ async def test_pages_on_demand_need_one_more_permission(node: AilingNode) -> Non
     assert "watch resourceclaims" in finding.what
 
 
-async def test_permissions_are_not_checked_outside_the_pod(node: AilingNode) -> None:
+async def test_permissions_are_not_checked_outside_the_pod(node: FaultyNode) -> None:
     """With a host root and without a kubeconfig, the permissions would be another pod's, so the result is unknown."""
     async with node.up() as settings:
         facts = await gather(replace(settings, config=settings.config.model_copy(update={"kubeconfig": ""})))
@@ -402,7 +402,7 @@ def test_an_invalid_configuration_is_a_usage_error(tmp_path: Path, capsys: pytes
         ("6.12.9", "this kernel release provides them: see kernel.delegated and kernel.kubepods"),
     ],
 )
-async def test_a_newer_kernel_is_not_suggested_for_a_recent_one(release: str, remedy: str, node: AilingNode) -> None:
+async def test_a_newer_kernel_is_not_suggested_for_a_recent_one(release: str, remedy: str, node: FaultyNode) -> None:
     """If a cgroup does not have the cpuset controller, its files are missing even on a new kernel."""
     node.host("/proc/sys/kernel/osrelease", f"{release}-amd64\n")
     FAULTS["kernel.release/partitions"](node)
@@ -410,7 +410,7 @@ async def test_a_newer_kernel_is_not_suggested_for_a_recent_one(release: str, re
     assert finding.remedy == f"{remedy}, or set hostSlices: true"
 
 
-async def test_several_facts_with_one_remedy_are_one_finding(node: AilingNode) -> None:
+async def test_several_facts_with_one_remedy_are_one_finding(node: FaultyNode) -> None:
     """Each fact is listed as evidence."""
     node.server.options.forbidden |= {("get", "nodes"), ("create", "events")}
     node.status |= {"requestTimeout": 0.5, "registrationTimeout": 1.0}

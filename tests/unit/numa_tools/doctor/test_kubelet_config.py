@@ -244,18 +244,18 @@ def results(reading: Reading, config: Config = _CONFIG) -> dict[str, str]:
 def test_no_check_is_good_unless_everything_was_read() -> None:
     """If a document does not contain a setting, that proves nothing as long as another document may contain it."""
     part = Part("/a", {"kind": "KubeletConfiguration"})
-    seen, unseen = results(Reading((part,))), results(Reading((part,), unseen="flags"))
+    seen, unseen = results(Reading((part,))), results(Reading((part,), incomplete="flags"))
     assert {seen[name] for name in _READS} == {"good"}
     assert {unseen[name] for name in _READS} == {"unknown"}
     published = Config(publish_node_allocatable_resource_mapping=True)
-    assert results(Reading((part,), unseen="flags"), published)["kubelet.gates"] == "unknown"
+    assert results(Reading((part,), incomplete="flags"), published)["kubelet.gates"] == "unknown"
     assert results(Reading((part,)), published)["kubelet.gates"] == "note"
 
 
 def test_a_known_setting_is_checked_even_if_others_are_unknown() -> None:
     """A fault is reported even if the configuration is incomplete."""
     settings = {"topologyManagerPolicy": "single-numa-node", "reservedSystemCPUs": "0-3", "cpuManagerPolicy": "static"}
-    found = results(Reading((Part("/a", settings),), unseen="flags"))
+    found = results(Reading((Part("/a", settings),), incomplete="flags"))
     assert (found["kubelet.topology-manager"], found["kubelet.reserved-cpus"]) == ("note", "problem")
     assert (found["kubelet.cpu-manager"], found["kubelet.memory-manager"]) == ("problem", "unknown")
 
@@ -264,7 +264,7 @@ def test_the_policy_in_effect_comes_from_the_state_file() -> None:
     """The state file alone determines the results of the managers' checks, even if everything else is unknown. Other
     checks stay unknown.
     """
-    good = results(Reading(running={"cpu": "none", "memory": "None"}, unseen="no file"))
+    good = results(Reading(running={"cpu": "none", "memory": "None"}, incomplete="no file"))
     assert (good["kubelet.cpu-manager"], good["kubelet.memory-manager"]) == ("good", "good")
     assert good["kubelet.gates"] == "unknown"
     static = results(Reading((Part("/a", {}),), {"cpu": "static", "memory": "Static"}))
@@ -292,14 +292,14 @@ def test_an_invalid_value_does_not_affect_other_checks() -> None:
     """The finding names the file that contains the value."""
     kubelet = kubelet_of_reading(Reading((Part("/a", {"reservedSystemCPUs": "9-1"}),), {"cpu": "static"}), REMEDY)
     assert kubelet is not None
-    assert kubelet.unseen is not None
-    assert "/a: reservedSystemCPUs" in kubelet.unseen.why
+    assert kubelet.incomplete is not None
+    assert "/a: reservedSystemCPUs" in kubelet.incomplete.why
     assert kubelet.cpu_manager == "static"
 
 
 def test_without_a_configuration_nothing_is_checked() -> None:
     """A node with neither a document nor a state file shows no trace of a kubelet, so there is no configuration."""
-    assert kubelet_of_reading(Reading(unseen="flags"), REMEDY) is None
+    assert kubelet_of_reading(Reading(incomplete="flags"), REMEDY) is None
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_without_a_configuration_nothing_is_checked() -> None:
             (Part("/a", {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3"}),), {"memory": "None"}, "flags"
         ),
         Reading((Part("/a", {"featureGates": {"A": False}, "reservedMemory": [{"numaNode": 0}]}),)),
-        Reading(running={"cpu": "static"}, unseen="flags"),
+        Reading(running={"cpu": "static"}, incomplete="flags"),
     ],
 )
 def test_an_archive_returns_the_same_configuration(reading: Reading) -> None:

@@ -211,7 +211,7 @@ def test_each_distributions_configuration_is_read_completely(name: str, tmp_path
     """The distribution's files, drop-ins and flags are merged as its kubelet merges them, and no setting is unknown."""
     files, settings = COMPLETE[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
-    assert (settings_of(reading), reading.unseen) == (settings, "")
+    assert (settings_of(reading), reading.incomplete) == (settings, "")
 
 
 AKS = {
@@ -330,7 +330,7 @@ def test_the_reason_for_an_incomplete_configuration_is_reported(name: str, tmp_p
     files, settings, why = PARTLY[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
     assert settings_of(reading) == settings
-    assert why in reading.unseen
+    assert why in reading.incomplete
 
 
 def test_drop_ins_are_applied_in_the_order_of_a_directory_walk(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_drop_ins_are_applied_in_the_order_of_a_directory_walk(tmp_path: Path) -
     first = (".conf", "10/z.conf", "10-a.conf", "10.conf", "9.conf", "Z.conf")
     wanted = (*first, "a/b/1.conf", "a/b.conf", "link.conf", "x.conf/1.conf")
     assert [part.origin for part in reading.parts] == [f"/d/{name}" for name in wanted]
-    assert reading.unseen == ""
+    assert reading.incomplete == ""
 
 
 def test_a_directory_behind_a_symlink_has_no_drop_ins(tmp_path: Path) -> None:
@@ -400,17 +400,17 @@ def test_special_files_and_symlinks_out_of_the_root_are_not_read(kind: str, tmp_
             entry.write_bytes(b"a: \xff\n")
     reading = read_files(str(base), ROOT)
     assert reading.parts == ()
-    assert "/d/1.conf" in reading.unseen
+    assert "/d/1.conf" in reading.incomplete
 
 
 def test_a_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path: Path) -> None:
     """The kubelet reads its files once. Removing a drop-in changes its directory's timestamp."""
     files = process(1, "kubelet", "--config=/a", "--config-dir=/d") | {"/a": HEAD, "/d/1.conf": HEAD}
     base = written(tmp_path, files)
-    assert read_files(str(base), ROOT).unseen == ""
+    assert read_files(str(base), ROOT).incomplete == ""
     for path in ("a", "d", "d/1.conf"):
         os.utime(base / path, (4102444900, 4102444900))
-        assert read_files(str(base), ROOT).unseen == f"/{path} was changed after the kubelet started"
+        assert read_files(str(base), ROOT).incomplete == f"/{path} was changed after the kubelet started"
         os.utime(base / path, (1, 1))
 
 
@@ -419,7 +419,7 @@ def test_an_argument_file_that_changed_after_the_kubelets_start_is_not_in_effect
     files, _ = COMPLETE["MicroK8s with a running process"]
     base, path = written(tmp_path, files), "/var/snap/microk8s/9072/args/kubelet"
     os.utime(f"{base}{path}", (4102444900, 4102444900))
-    assert read_files(str(base), ROOT).unseen == f"{path} was changed after the kubelet started"
+    assert read_files(str(base), ROOT).incomplete == f"{path} was changed after the kubelet started"
 
 
 def test_the_state_files_next_to_the_kubelets_root_directory_are_read_first(tmp_path: Path) -> None:
@@ -428,8 +428,8 @@ def test_the_state_files_next_to_the_kubelets_root_directory_are_read_first(tmp_
     files = {ROOT + path: json.dumps({"policyName": name, "checksum": 1}) for path, name in states.items()}
     kubelet = found(tmp_path / "a", files)
     assert (kubelet.cpu_manager, kubelet.memory_manager) == ("static", "Static")
-    assert kubelet.unseen is not None
-    assert "kubectl get --raw /api/v1/nodes/node-a/proxy/configz" in kubelet.unseen.remedy
+    assert kubelet.incomplete is not None
+    assert "kubectl get --raw /api/v1/nodes/node-a/proxy/configz" in kubelet.incomplete.remedy
     moved = {path.replace(ROOT, "/other"): text for path, text in files.items()}
     assert found(tmp_path / "b", moved | process(1, "kubelet", "--root-dir=/other")).cpu_manager == "static"
 
@@ -446,7 +446,7 @@ def test_configz_overrides_all_files(tmp_path: Path) -> None:
     base = str(written(tmp_path, {f"{ROOT}/config.yaml": HEAD + STATIC}))
     answered = choose_kubelet(base, ROOT, "n", {"cpuManagerPolicy": "none"})
     assert isinstance(answered, KubeletConfig)
-    assert (answered.source, answered.cpu_manager, answered.unseen) == ("configz", "none", None)
+    assert (answered.source, answered.cpu_manager, answered.incomplete) == ("configz", "none", None)
     spoilt = choose_kubelet(base, ROOT, "n", {"reservedSystemCPUs": "x"})
     assert isinstance(spoilt, KubeletConfig)
     assert spoilt.cpu_manager == "static"

@@ -15,8 +15,8 @@ from numa_tools.doctor.model import Level
 from numa_tools.doctor.table import Verdict, examine
 
 from tests.fakes.containerd_dump import dump
-from tests.rigs.ailing_node import AilingNode
 from tests.rigs.containerd_files import toml_text
+from tests.rigs.faulty_node import FaultyNode
 
 PLAIN = "/etc/containerd/config.toml"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
@@ -31,14 +31,14 @@ NRI_OFF, CDI_OFF = "NRI is switched off", "CDI is switched off"
 
 
 @pytest.fixture
-def node() -> Iterator[AilingNode]:
+def node() -> Iterator[FaultyNode]:
     """Returns a healthy node."""
-    made = AilingNode()
+    made = FaultyNode()
     yield made
     made.close()
 
 
-async def verdicts(node: AilingNode, **given: str) -> dict[str, Verdict]:
+async def verdicts(node: FaultyNode, **given: str) -> dict[str, Verdict]:
     """Returns the verdicts of the runtime checks, keyed by the last part of the check's ID."""
     async with node.up() as settings:
         facts = await gather(settings, **given)
@@ -59,7 +59,7 @@ def judged(found: dict[str, Verdict], fact: str) -> str:
     return "unknown" if any(one.level is Level.UNKNOWN for one in found["settings"].findings) else "good"
 
 
-def runs(node: AilingNode, version: str) -> None:
+def runs(node: FaultyNode, version: str) -> None:
     """Has the kubelet report the given runtime, and removes the driver's drop-in."""
     node.node["nodeInfo"]["containerRuntimeVersion"] = version
     node.nri, node.cri = {}, {}
@@ -84,7 +84,7 @@ TIMEOUT = f'version = 2\n[plugins."{NRI}"]\nplugin_request_timeout = "5s"\n'
     ],
 )
 async def test_a_drop_ins_effect_depends_on_the_release(
-    drop_in: str, version: str, fact: str, result: str, node: AilingNode
+    drop_in: str, version: str, fact: str, result: str, node: FaultyNode
 ) -> None:
     """Release 1.7 replaces config.toml's whole section. If the release is unknown, settings that depend on it are
     unknown.
@@ -99,7 +99,7 @@ async def test_a_drop_ins_effect_depends_on_the_release(
 
 
 @pytest.mark.parametrize("version", ["containerd://2.1.4-k3s1", ""])
-async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: AilingNode) -> None:
+async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: FaultyNode) -> None:
     """Docker's file disables CRI, whereas NRI and CDI are on with k3s's file."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
@@ -114,7 +114,7 @@ async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: AilingNo
 
 @pytest.mark.parametrize("version", ["cri-o://1.34.0", ""])
 @pytest.mark.parametrize("docker", [True, False])
-async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: AilingNode) -> None:
+async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: FaultyNode) -> None:
     """On a node with CRI-O, no message mentions containerd, except the one about a missing drop-in."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
@@ -130,7 +130,7 @@ async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: Ailing
 
 
 @pytest.mark.parametrize(("version", "command"), [("cri-o://1.34.0", "crio status config"), ("docker://24.0.0", "")])
-async def test_the_files_of_an_unused_containerd_are_ignored(version: str, command: str, node: AilingNode) -> None:
+async def test_the_files_of_an_unused_containerd_are_ignored(version: str, command: str, node: FaultyNode) -> None:
     """The kubelet reports a different runtime, so every check is unknown, with a remedy for that runtime."""
     runs(node, version)
     node.host(PLAIN, IMPORTS + BOTH_ON)
@@ -140,7 +140,7 @@ async def test_the_files_of_an_unused_containerd_are_ignored(version: str, comma
     assert "containerd config dump" not in texts(found)
 
 
-async def test_the_runtimes_output_replaces_its_files(node: AilingNode, tmp_path: Path) -> None:
+async def test_the_runtimes_output_replaces_its_files(node: FaultyNode, tmp_path: Path) -> None:
     """The dump contains the settings that containerd uses, whatever its files contain. Files that are not imported do
     not appear in it.
     """
@@ -163,7 +163,7 @@ async def test_the_runtimes_output_replaces_its_files(node: AilingNode, tmp_path
     [("disable_connections", True, "settings"), ("socket_path", "/run/other.sock", "nri-socket")],
 )
 async def test_a_socket_that_plugins_cannot_connect_to_is_a_problem(
-    key: str, value: Any, check: str, node: AilingNode
+    key: str, value: Any, check: str, node: FaultyNode
 ) -> None:
     """The backend is one of the plugins that connect to the runtime."""
     node.nri[key] = value

@@ -16,9 +16,9 @@ from numa_node.runtimes.settings import CONTAINERD, CRI_O
 from numa_tools.doctor.kubelet_config import Part, Reading, kubelet_config, kubelet_of_reading
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.runtime_in_use import (
-    PLACES,
+    INSTALLATIONS,
     FoundRuntimes,
-    Reported,
+    ReportedRuntime,
     given_runtime,
     remedy_of,
     reported_runtime,
@@ -43,9 +43,9 @@ DOCKER = 'disabled_plugins = ["cri"]\n'
 OFF = f'version = 3\n[plugins."{NRI}"]\ndisable = true\n'
 ON = f'version = 3\n[plugins."{NRI}"]\ndisable = false\n'
 CRIO_OFF = "[crio.nri]\nenable_nri = false\n"
-CONTAINERD_2 = Reported(CONTAINERD, (2, 1, 4), "")
-K3S_2 = Reported(CONTAINERD, (2, 1, 4), "-k3s1")
-CRIO_1_34 = Reported(CRI_O, (1, 34, 0), "")
+CONTAINERD_2 = ReportedRuntime(CONTAINERD, (2, 1, 4), "")
+K3S_2 = ReportedRuntime(CONTAINERD, (2, 1, 4), "-k3s1")
+CRIO_1_34 = ReportedRuntime(CRI_O, (1, 34, 0), "")
 UNREAD = Unread("", "")
 
 
@@ -86,14 +86,14 @@ def listen(root: Path, path: str) -> None:
         os.chdir(here)
 
 
-def in_use(tree: HostTree, reported: Reported | None = None) -> RuntimeConfig:
+def in_use(tree: HostTree, reported: ReportedRuntime | None = None) -> RuntimeConfig:
     """Returns the runtime that was found."""
     found = runtime_in_use(read_runtimes(tree), reported, "elsewhere")
     assert isinstance(found, RuntimeConfig), found
     return found
 
 
-def unread(tree: HostTree, reported: Reported | None = None) -> Unread:
+def unread(tree: HostTree, reported: ReportedRuntime | None = None) -> Unread:
     """Returns the reason why no runtime was found."""
     found = runtime_in_use(read_runtimes(tree), reported, "elsewhere")
     assert isinstance(found, Unread), found
@@ -111,7 +111,7 @@ def unread(tree: HostTree, reported: Reported | None = None) -> Unread:
         (TALOS, CONTAINERD_2),
     ],
 )
-def test_each_distributions_file_is_read(path: str, reported: Reported, tmp_path: Path) -> None:
+def test_each_distributions_file_is_read(path: str, reported: ReportedRuntime, tmp_path: Path) -> None:
     """The file belongs to the only runtime on the node, whether or not the runtime's release is known."""
     tree = write(tmp_path, {path: OFF})
     for known in (None, reported):
@@ -121,22 +121,24 @@ def test_each_distributions_file_is_read(path: str, reported: Reported, tmp_path
 
 def test_every_location_has_a_command_that_prints_the_settings() -> None:
     """The command contains the path to the distribution's file, unless containerd finds the file by itself."""
-    commands = {one.owner: one.command for one in PLACES}
+    commands = {one.owner: one.command for one in INSTALLATIONS}
     assert (commands["containerd"], commands["CRI-O"]) == ("containerd config dump", "crio status config")
-    assert all(f"--config {one.config} config dump" in one.command for one in PLACES[1:-1])
+    assert all(f"--config {one.config} config dump" in one.command for one in INSTALLATIONS[1:-1])
 
 
 @pytest.mark.parametrize("files", [{CRIO: CRIO_OFF}, {CRIO_DROP_IN: CRIO_OFF}, {CRIO: "", CRIO_DROP_IN: CRIO_OFF}])
 @pytest.mark.parametrize("docker", [True, False])
 @pytest.mark.parametrize("reported", [None, CRIO_1_34])
-def test_cri_os_files_are_read(files: dict[str, str], docker: bool, reported: Reported | None, tmp_path: Path) -> None:
+def test_cri_os_files_are_read(
+    files: dict[str, str], docker: bool, reported: ReportedRuntime | None, tmp_path: Path
+) -> None:
     """CRI-O's files are read even if Docker's containerd is also on the node."""
     found = in_use(write(tmp_path, {**files, **({PLAIN: DOCKER} if docker else {})}), reported)
     assert (found.software, found.settings["nri"], found.command) == (CRI_O, False, "crio status config")
 
 
 @pytest.mark.parametrize("reported", [None, K3S_2])
-def test_docker_next_to_k3s_is_not_the_kubelets_runtime(reported: Reported | None, tmp_path: Path) -> None:
+def test_docker_next_to_k3s_is_not_the_kubelets_runtime(reported: ReportedRuntime | None, tmp_path: Path) -> None:
     """The kubelet cannot use a containerd without the CRI service."""
     found = in_use(write(tmp_path, {PLAIN: DOCKER, K3S: ON}), reported)
     assert (found.source, found.settings["nri"]) == (f"/{K3S}", True)
@@ -149,8 +151,10 @@ def test_docker_alone_leaves_the_settings_unknown(tmp_path: Path) -> None:
     assert "containerd config dump" in why.remedy
 
 
-@pytest.mark.parametrize("reported", [CRIO_1_34, Reported("docker", (24, 0, 0), "")])
-def test_files_of_a_runtime_that_the_kubelet_does_not_use_are_ignored(reported: Reported, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reported", [CRIO_1_34, ReportedRuntime("docker", (24, 0, 0), "")])
+def test_files_of_a_runtime_that_the_kubelet_does_not_use_are_ignored(
+    reported: ReportedRuntime, tmp_path: Path
+) -> None:
     """The kubelet's own report is the strongest evidence. The remedy applies to the runtime that the
     kubelet reports.
     """
@@ -208,7 +212,7 @@ def test_the_endpoint_in_the_kubelets_configuration_identifies_the_runtime(tmp_p
 @pytest.mark.parametrize("unseen", ["", "its command line is not visible"])
 def test_an_endpoint_that_may_be_replaced_is_not_evidence(unseen: str) -> None:
     """A command line that is not visible may contain a flag that sets a different endpoint."""
-    reading = Reading((Part("/c.yaml", {"containerRuntimeEndpoint": "unix:///run/crio/crio.sock"}),), unseen=unseen)
+    reading = Reading((Part("/c.yaml", {"containerRuntimeEndpoint": "unix:///run/crio/crio.sock"}),), incomplete=unseen)
     kubelet = kubelet_of_reading(reading, "remedy")
     assert kubelet is not None
     endpoint = with_endpoint(FoundRuntimes((), endpoint="/run/c.sock"), kubelet).endpoint
@@ -239,7 +243,7 @@ def test_a_running_containerd_without_a_file_uses_its_defaults(tmp_path: Path) -
     """A distribution's file is ignored as a leftover if the distribution is not running."""
     tree = write(tmp_path, {K0S: OFF, **process(9, "/usr/bin/containerd")})
     assert in_use(tree, CONTAINERD_2).settings["nri"] is True
-    assert in_use(tree, Reported(CONTAINERD, (1, 7, 20), "")).settings["nri"] is False
+    assert in_use(tree, ReportedRuntime(CONTAINERD, (1, 7, 20), "")).settings["nri"] is False
     assert isinstance(in_use(tree).settings["nri"], Unclear)
 
 
@@ -414,13 +418,13 @@ def test_drop_ins_that_no_file_imports_are_named(tmp_path: Path) -> None:
         ("cri-o://1.34.0", "", CRIO_1_34),
         ("", "containerd v2.1.4", CONTAINERD_2),
         ("", "cri-o 1.34.0", CRIO_1_34),
-        ("docker://24.0.0", "", Reported("docker", (24, 0, 0), "")),
-        ("containerd://Unknown", "", Reported(CONTAINERD, None, "Unknown")),
+        ("docker://24.0.0", "", ReportedRuntime("docker", (24, 0, 0), "")),
+        ("containerd://Unknown", "", ReportedRuntime(CONTAINERD, None, "Unknown")),
         ("", "", None),
     ],
 )
 def test_the_runtime_is_the_one_that_the_node_object_reports(
-    node: str, runtime: str, expected: Reported | None
+    node: str, runtime: str, expected: ReportedRuntime | None
 ) -> None:
     """Without a report, the runtime is the one to which the backend is connected."""
     document = {"status": {"nodeInfo": {"containerRuntimeVersion": node}}} if node else UNREAD
@@ -445,12 +449,12 @@ def printed(release: str, **more: Any) -> str:
     [
         (printed("2.1"), None),
         (printed("2.1"), CONTAINERD_2),
-        (printed("2.1", plugin_dir=""), Reported(CONTAINERD, (2, 0, 6), "")),
-        (printed("1.7"), Reported(CONTAINERD, (1, 7, 27), "")),
-        (printed("2.3"), Reported(CONTAINERD, (2, 3, 0), "")),
+        (printed("2.1", plugin_dir=""), ReportedRuntime(CONTAINERD, (2, 0, 6), "")),
+        (printed("1.7"), ReportedRuntime(CONTAINERD, (1, 7, 27), "")),
+        (printed("2.3"), ReportedRuntime(CONTAINERD, (2, 3, 0), "")),
     ],
 )
-def test_a_dump_from_the_kubelets_containerd_is_used(text: str, reported: Reported | None) -> None:
+def test_a_dump_from_the_kubelets_containerd_is_used(text: str, reported: ReportedRuntime | None) -> None:
     """The dump replaces all files. Drop-ins that are not imported do not appear in it."""
     found = given_runtime(text, reported)
     assert isinstance(found, RuntimeConfig)
@@ -466,12 +470,12 @@ def test_a_dump_from_the_kubelets_containerd_is_used(text: str, reported: Report
         (printed("1.7"), CONTAINERD_2, "not from containerd 2.1.4"),
         (printed("2.3"), CONTAINERD_2, "not from containerd 2.1.4"),
         (printed("2.1", plugin_dir=""), None, "2.0.0 to 2.0.5"),
-        (printed("2.0", plugin_dir=""), Reported(CONTAINERD, (2, 0, 5), ""), "2.0.0 to 2.0.5"),
+        (printed("2.0", plugin_dir=""), ReportedRuntime(CONTAINERD, (2, 0, 5), ""), "2.0.0 to 2.0.5"),
         (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_1]}), CONTAINERD_2, "without the CRI service"),
         (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_2]}), None, "without the CRI service"),
     ],
 )
-def test_a_dump_from_another_runtime_is_not_used(text: str, reported: Reported | None, reason: str) -> None:
+def test_a_dump_from_another_runtime_is_not_used(text: str, reported: ReportedRuntime | None, reason: str) -> None:
     """The reason describes the mismatch."""
     found = given_runtime(text, reported)
     assert isinstance(found, Unread)

@@ -11,7 +11,7 @@ import pytest
 from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI, Release, RuntimeConfigError
 from numa_node.runtimes.settings import CONTAINERD, CRI_O
 from numa_tools.doctor.runtime_settings import (
-    NotTheKubeletsError,
+    CriDisabledError,
     RuntimeConfig,
     Unclear,
     containerd_settings,
@@ -87,7 +87,7 @@ def test_all_settings_are_unclear_for_a_release_with_unknown_rules(release: Rele
 def test_a_containerd_without_cri_is_not_the_kubelets_runtime(text: str) -> None:
     """Docker's package installs a file that disables CRI."""
     for release in (None, (1, 7, 27), (2, 1, 4)):
-        with pytest.raises(NotTheKubeletsError):
+        with pytest.raises(CriDisabledError):
             of(release, text)
 
 

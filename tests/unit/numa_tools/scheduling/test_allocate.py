@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numa_tools.scheduling.allocate import Search, UndecidedError, UnschedulableError
 from numa_tools.scheduling.claim_spec import read_claim_spec, read_class
-from numa_tools.scheduling.fit import InUse
+from numa_tools.scheduling.fit import AllocatedDevices
 from numa_tools.scheduling.published import read_slices
 from numa_tools.scheduling.reading import ManifestError
 
@@ -504,7 +504,7 @@ def test_the_cost_of_a_search_is_limited(
     simpler = ", or simplify the constraints" if kind else ""
     assert found.startswith("no devices found in ")
     assert found.endswith(f", and the scheduler may give up as well: request fewer devices in total{simpler}")
-    assert search.in_use == InUse()
+    assert search.in_use == AllocatedDevices()
 
 
 def test_the_total_cost_of_a_pods_selectors_is_limited() -> None:

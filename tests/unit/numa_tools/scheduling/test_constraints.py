@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_tools.scheduling.claim_spec import Constraint
-from numa_tools.scheduling.constraints import Agreement, Effort
-from numa_tools.scheduling.published import Published, read_slices
+from numa_tools.scheduling.constraints import ClaimConstraints, Effort
+from numa_tools.scheduling.published import SliceDevice, read_slices
 from numa_tools.scheduling.reading import ManifestError
 
 
-def device(**attributes: Any) -> Published:
+def device(**attributes: Any) -> SliceDevice:
     """Returns a device with the given attributes."""
-    return Published("d", "p", "n", {f"d/{name}": value for name, value in attributes.items()}, {}, False)
+    return SliceDevice("d", "p", "n", {f"d/{name}": value for name, value in attributes.items()}, {}, False)
 
 
-def holds(constraint: Constraint, chosen: list[tuple[str, Published]]) -> bool:
+def holds(constraint: Constraint, chosen: list[tuple[str, SliceDevice]]) -> bool:
     """Returns True if the constraint holds, evaluated over all devices at once."""
     values = [one.values(constraint.attribute) for request, one in chosen if constraint.covers(request)]
     if constraint.distinct:
@@ -38,12 +38,12 @@ _moves = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from(["r", "s/one", 
 
 @given(st.lists(_constraints, max_size=3), _moves)
 def test_a_device_is_added_if_all_constraints_hold_with_it(
-    constraints: list[Constraint], moves: list[tuple[str, Published] | None]
+    constraints: list[Constraint], moves: list[tuple[str, SliceDevice] | None]
 ) -> None:
     """The result does not depend on devices that were added and removed earlier. Each generated move adds a device or,
     if it is None, removes the last one.
     """
-    agreement, chosen = Agreement(constraints, Effort()), list[tuple[str, Published]]()
+    agreement, chosen = ClaimConstraints(constraints, Effort()), list[tuple[str, SliceDevice]]()
     for move in moves:
         if move is None:
             if chosen:
@@ -57,7 +57,9 @@ def test_a_device_is_added_if_all_constraints_hold_with_it(
 def test_comparisons_are_counted() -> None:
     """The count limits the cost of a search. Long lists cost more, and attributes without a constraint cost nothing."""
     effort = Effort()
-    agreement = Agreement([Constraint(frozenset({"r"}), "d/a", False), Constraint(frozenset(), "d/b", True)], effort)
+    agreement = ClaimConstraints(
+        [Constraint(frozenset({"r"}), "d/a", False), Constraint(frozenset(), "d/b", True)], effort
+    )
     assert agreement.add("r", device(a=list(range(64)), b=1))
     assert effort.spent == 10
     assert agreement.add("s", device(b=2))

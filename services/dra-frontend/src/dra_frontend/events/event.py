@@ -3,7 +3,7 @@
 
 An Event's name is derived from its condition, so a restarted frontend or a second instance finds the existing Event
 instead of creating another one. In an existing Event, the API server only allows changes to ``series`` and
-``metadata``. The annotation COUNTED contains the counter that was last added to ``series.count``.
+``metadata``. The annotation COUNTED_ANNOTATION contains the counter that was last added to ``series.count``.
 """
 
 import re

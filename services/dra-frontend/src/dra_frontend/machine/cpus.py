@@ -173,8 +173,8 @@ def read_l3(reader: Reader, cpus: CpuStates, earlier: Mapping[int, int]) -> tupl
     named = {
         groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
     }
-    # CPUs without an L3 (low-power cores) do not belong to any group. They are not passed to numbered(), which would
-    # otherwise treat them as offline CPUs and add them to groups.
+    # CPUs without an L3 (low-power cores) do not belong to any group. They are not passed to group_numbers(), which
+    # would otherwise treat them as offline CPUs and add them to groups.
     bare = cpus.online - set(groups)
     return groups, group_numbers(set(groups.values()), cpus.present - bare, named, earlier)
 

@@ -42,7 +42,7 @@ JOURNAL: Final = "journal.json"
 """File with the contents of the claim journal."""
 KUBELET: Final = "kubelet.json"
 """File with the kubelet settings that the doctor examines. The kubelet's own files may contain secrets."""
-_TOP: Final = "node"
+_TOP_DIRECTORY: Final = "node"
 
 
 class ArchiveError(Exception):
@@ -82,11 +82,11 @@ class ArchiveWriter:
         return True
 
     def _has_room(self, path: str) -> bool:
-        return self._entries < MAX_ENTRIES and len(PurePosixPath(_TOP, path.strip("/")).parts) <= MAX_PARTS
+        return self._entries < MAX_ENTRIES and len(PurePosixPath(_TOP_DIRECTORY, path.strip("/")).parts) <= MAX_PARTS
 
     def _entry(self, path: str) -> tarfile.TarInfo:
         self._entries += 1
-        return tarfile.TarInfo(f"{_TOP}/{path.strip('/')}")
+        return tarfile.TarInfo(f"{_TOP_DIRECTORY}/{path.strip('/')}")
 
     def close(self) -> None:
         """Finishes the archive. Raises OSError."""
@@ -94,33 +94,33 @@ class ArchiveWriter:
         self._zip.close()
 
 
-class _Bounded(io.RawIOBase):
+class _BoundedStream(io.RawIOBase):
     """Stream of decompressed bytes that limits the size of the whole archive and of each entry with its header."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = gzip.GzipFile(fileobj=file, mode="rb")
         self._left = 2 * MAX_BYTES
-        self._of_part = _MAX_HEADER
+        self._left_in_entry = _MAX_HEADER
 
     def allow(self, size: int = 0) -> None:
         """Permits reading ``size`` bytes of content and the next header."""
-        self._of_part = size + _MAX_HEADER
+        self._left_in_entry = size + _MAX_HEADER
 
     def read(self, size: int = -1) -> bytes:
-        most = min(self._left, self._of_part)
-        data = self._file.read(min(size, most) if size >= 0 else most)
+        limit = min(self._left, self._left_in_entry)
+        data = self._file.read(min(size, limit) if size >= 0 else limit)
         self._left -= len(data)
-        self._of_part -= len(data)
+        self._left_in_entry -= len(data)
         if self._left <= 0:
             raise ArchiveError(f"is larger than {2 * MAX_BYTES} bytes")
-        if self._of_part <= 0:
+        if self._left_in_entry <= 0:
             raise ArchiveError(f"has an entry whose header is larger than {_MAX_HEADER} bytes")
         return data
 
 
 def extract(file: BinaryIO, into: Path) -> Path:
     """Unpacks an untrusted archive into a directory and returns the node's root. Raises ArchiveError and OSError."""
-    entries, size, stream = 0, 0, _Bounded(file)
+    entries, size, stream = 0, 0, _BoundedStream(file)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for entry in tar:
@@ -130,20 +130,20 @@ def extract(file: BinaryIO, into: Path) -> Path:
                         f"has more than {MAX_ENTRIES} entries, or more than {MAX_BYTES} bytes of file data"
                     )
                 stream.allow(max(entry.size, 0))
-                _extract_one(tar, entry, into)
+                _extract_entry(tar, entry, into)
                 stream.allow()
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise ArchiveError(f"is not an archive created by dra-frontend gather: {error}") from error
-    root = into / _TOP
+    root = into / _TOP_DIRECTORY
     if not (root / MANIFEST).is_file():
-        raise ArchiveError(f"is not an archive created by dra-frontend gather: it has no {_TOP}/{MANIFEST}")
+        raise ArchiveError(f"is not an archive created by dra-frontend gather: it has no {_TOP_DIRECTORY}/{MANIFEST}")
     return root
 
 
-def _extract_one(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> None:
+def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> None:
     path = PurePosixPath(entry.name)
-    if path.is_absolute() or ".." in path.parts or path.parts[:1] != (_TOP,) or "\0" in entry.name:
-        raise ArchiveError(f"has an entry outside {_TOP}/")
+    if path.is_absolute() or ".." in path.parts or path.parts[:1] != (_TOP_DIRECTORY,) or "\0" in entry.name:
+        raise ArchiveError(f"has an entry outside {_TOP_DIRECTORY}/")
     if len(path.parts) > MAX_PARTS:
         raise ArchiveError(f"has a path with more than {MAX_PARTS} components")
     if entry.type == tarfile.DIRTYPE:

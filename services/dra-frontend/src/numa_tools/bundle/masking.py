@@ -27,7 +27,7 @@ _FIELDS: Final[Mapping[str, str]] = {
 }
 # Any user can name a pod "cpu" or "0-3". Values with a fixed meaning are therefore kept where they cannot be names: if
 # they were masked, no command could read the archive.
-_NAMELESS: Final = frozenset(
+_FIELDS_WITHOUT_NAMES: Final = frozenset(
     (
         *("apiVersion", "cdiVersion", "version", "kind", "driver", "device", "attribute", "size", "pageSize", "mode"),
         *("id", "cgroup", "request", "requests", "env"),
@@ -47,7 +47,7 @@ created running paused stopped prepared healthy unhealthy true false null
 """
 _MAX_BYTES: Final = 1 << 20
 """Maximum size of a JSON document that is embedded in a string. A longer string is masked as text."""
-KEPT: Final = frozenset(_WORDS.split())
+KEPT_WORDS: Final = frozenset(_WORDS.split())
 """Words in the driver's own vocabulary. They are masked only in fields that contain names."""
 
 
@@ -68,26 +68,26 @@ class Masks:
             self._masks[name] = f"{kind}-{number}"
             self._pattern = None
 
-    def learn(self, document: Any) -> None:
+    def add_from_document(self, document: Any) -> None:
         """Adds the names in a JSON value, both from fields that contain names and from messages that mention them."""
         waiting = [document]
         while waiting:
             one = waiting.pop()
             if isinstance(one, dict):
-                self._learn_fields(one)
+                self._add_from_fields(one)
                 waiting.extend(one.values())
             elif isinstance(one, list):
                 waiting.extend(one)
             elif isinstance(one, str):
-                inner = _inner(one)
-                self.learn_text(one) if inner is None else waiting.append(inner)
+                inner = _embedded_object(one)
+                self.add_from_text(one) if inner is None else waiting.append(inner)
 
-    def _learn_fields(self, fields: Mapping[str, Any]) -> None:
+    def _add_from_fields(self, fields: Mapping[str, Any]) -> None:
         for field, kind in _FIELDS.items():
             if isinstance(fields.get(field), str):
                 self.add(kind, fields[field])
         if isinstance(fields.get("pool"), str):
-            self.learn_pools([fields["pool"]])
+            self.add_pools([fields["pool"]])
         match fields:
             case {"uid": str(), "namespace": str(), "name": str(name)}:
                 self.add("claim", name)
@@ -101,17 +101,17 @@ class Masks:
                 self.add("namespace", namespace)
                 self.add("claim", name)
 
-    def learn_text(self, text: str) -> None:
+    def add_from_text(self, text: str) -> None:
         """Adds the names that occur in a message. Names are recognized by the words around them."""
-        for what, namespace, name in _IN_TEXT.findall(text):
+        for kind, namespace, name in _IN_TEXT.findall(text):
             self.add("namespace", namespace)
-            self.add(what, name)
-        self.learn_pools(_SLICE.findall(text))
+            self.add(kind, name)
+        self.add_pools(_SLICE.findall(text))
 
     def text(self, text: str) -> str:
         """Replaces the names in a string, except names that are also words in the driver's vocabulary."""
         if self._pattern is None:
-            names = sorted(self._masks.keys() - KEPT, key=len, reverse=True)
+            names = sorted(self._masks.keys() - KEPT_WORDS, key=len, reverse=True)
             self._pattern = re.compile(f"{_BEFORE}({'|'.join(map(re.escape, names)) or '(?!)'}){_AFTER}", re.ASCII)
         return self._pattern.sub(lambda match: self._masks[match[0]], text)
 
@@ -129,9 +129,9 @@ class Masks:
             }
         if isinstance(value, list):
             return [self.document(one, field, embedded=embedded) for one in value]
-        if not isinstance(value, str) or field in _NAMELESS or _ATTRIBUTE.fullmatch(field):
+        if not isinstance(value, str) or field in _FIELDS_WITHOUT_NAMES or _ATTRIBUTE.fullmatch(field):
             return value
-        if not embedded and (inner := _inner(value)) is not None:
+        if not embedded and (inner := _embedded_object(value)) is not None:
             return json.dumps(self.document(inner, embedded=True), separators=(",", ":"))
         if field in _FIELDS or field in ("name", "container"):
             return self._masks.get(value, self.text(value))
@@ -139,12 +139,12 @@ class Masks:
             return value
         return self.text(value)
 
-    def learn_pools(self, names: Iterable[str]) -> None:
+    def add_pools(self, names: Iterable[str]) -> None:
         """Adds pool names that begin with the node's name. If the node ``a`` becomes ``node-1``, its pool ``a-memory``
         becomes ``node-1-memory``.
 
-        The node's name must have been added before. ``learn`` and ``learn_text`` call this method for the pool names
-        in documents and in the names of slices.
+        The node's name must have been added before. ``add_from_document`` and ``add_from_text`` call this method for
+        the pool names in documents and in the names of slices.
         """
         for name in set(names) - self._masks.keys():
             nodes = [
@@ -161,7 +161,7 @@ def _is_name(key: str) -> bool:
     return "/" in key and key != RECORD_ANNOTATION and not _ATTRIBUTE.fullmatch(key)
 
 
-def _inner(text: str) -> Any:
+def _embedded_object(text: str) -> Any:
     """Parses the JSON object in a string, such as the record in a claim file. Returns None for any other string."""
     if not text.startswith("{"):
         return None

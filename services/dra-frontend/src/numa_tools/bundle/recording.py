@@ -10,26 +10,26 @@ _SMAPS = "/proc/self/smaps"
 
 
 class RecordingTree:
-    """File tree that passes reads to a base tree and records them under the prefix ``at``."""
+    """File tree that passes reads to a base tree and records them under ``prefix``."""
 
-    def __init__(self, base: FileTree, at: str = "") -> None:
+    def __init__(self, base: FileTree, prefix: str = "") -> None:
         self._base = base
-        self._at = at.rstrip("/")
+        self._prefix = prefix.rstrip("/")
         self._files: dict[str, str] = {}
-        self._listed: dict[str, list[str]] = {}
+        self._names_by_directory: dict[str, list[str]] = {}
 
     def read(self, path: str) -> str | None:
         """Returns a file's contents from the base tree, and records them."""
         text = self._base.read(path)
         if text is not None:
-            self._files[self._at + path] = text
+            self._files[self._prefix + path] = text
         return text
 
     def names(self, path: str) -> list[str] | None:
         """Returns the names in a directory of the base tree."""
         names = self._base.names(path)
         if names is not None:
-            self._listed[(self._at + path).rstrip("/")] = names
+            self._names_by_directory[(self._prefix + path).rstrip("/")] = names
         return names
 
     def live_page_bytes(self) -> int | None:
@@ -47,6 +47,6 @@ class RecordingTree:
         """Returns the directories to create in a copy. They include every listed name without a recorded file, so that
         listing the copy gives the same names as listing the original.
         """
-        inner = {f"{path}/{name}" for path, names in self._listed.items() for name in names}
+        inner = {f"{path}/{name}" for path, names in self._names_by_directory.items() for name in names}
         above = {path.rpartition("/")[0] for path in self._files}
-        return sorted((inner | above | self._listed.keys()) - self._files.keys() - {""})
+        return sorted((inner | above | self._names_by_directory.keys()) - self._files.keys() - {""})

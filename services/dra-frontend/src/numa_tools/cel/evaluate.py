@@ -39,14 +39,14 @@ def _compiled(expression: str) -> Program | str:
         return str(error)
 
 
-def selected(expression: str, device: Mapping[str, Any], whole: Budget | None = None) -> bool:
+def selected(expression: str, device: Mapping[str, Any], parent: Budget | None = None) -> bool:
     """Returns True if a selector matches a device. Raises CelError and CelUnsupportedError.
 
-    The evaluation is also charged to ``whole``, a budget shared by several evaluations.
+    The evaluation is also charged to ``parent``, a budget shared by several evaluations.
     """
     program = _compiled(expression)
     if isinstance(program, str):
         raise CelUnsupportedError(program)
-    budget = Budget(whole=whole)
-    budget.take(program.weight)
+    budget = Budget(parent=parent)
+    budget.charge(program.weight)
     return boolean(program.node(Scope({"device": device}, budget)), "the selector")

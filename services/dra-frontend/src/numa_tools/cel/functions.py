@@ -39,7 +39,7 @@ def _typed(*kinds: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         def checked(*values: Any) -> Any:
-            if len(values) != len(kinds) or not all(map(_is, values, kinds)):
+            if len(values) != len(kinds) or not all(map(_has_type, values, kinds)):
                 raise TypeError
             return function(*values)
 
@@ -48,7 +48,7 @@ def _typed(*kinds: type) -> Callable[[Function], Function]:
     return decorate
 
 
-def _is(value: Any, kind: type) -> bool:
+def _has_type(value: Any, kind: type) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool | Uint)
     return kind is object or isinstance(value, kind)
@@ -74,14 +74,14 @@ def _size(value: Any) -> int:
     return len(value)
 
 
-def _includes(place: Any, item: Any) -> bool:
-    if not isinstance(place, list):
-        return equal(place, item)
-    if len(place) > MAX_ATTRIBUTE_VALUES:
+def _includes(value: Any, item: Any) -> bool:
+    if not isinstance(value, list):
+        return equal(value, item)
+    if len(value) > MAX_ATTRIBUTE_VALUES:
         raise CelUnsupportedError(
             f"the result of includes() for more than {MAX_ATTRIBUTE_VALUES} values differs between releases"
         )
-    return any(equal(each, item) for each in place)
+    return any(equal(each, item) for each in value)
 
 
 # String functions: cel-go's ext.Strings, version 2, whose indices count characters rather than bytes.
@@ -114,14 +114,14 @@ def _joined(items: list[Any], separator: str) -> str:
 
 # List functions: Kubernetes' lists library.
 def _index(items: list[Any], item: Any) -> int:
-    return next((place for place, each in enumerate(items) if equal(each, item)), -1)
+    return next((index for index, each in enumerate(items) if equal(each, item)), -1)
 
 
 def _last_index(items: list[Any], item: Any) -> int:
-    return next((place for place in reversed(range(len(items))) if equal(items[place], item)), -1)
+    return next((index for index in reversed(range(len(items))) if equal(items[index], item)), -1)
 
 
-def _least(items: list[Any], greatest: bool = False) -> Any:
+def _extremum(items: list[Any], greatest: bool = False) -> Any:
     if not items:
         raise CelError("min or max of an empty list")
     found = items[0]
@@ -133,10 +133,10 @@ def _least(items: list[Any], greatest: bool = False) -> Any:
 
 def _sum(items: list[Any]) -> Any:
     total: Any = 0
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if not is_number(item):
             raise TypeError
-        total = OPERATORS["+"](total, item) if place else item
+        total = OPERATORS["+"](total, item) if index else item
     return total
 
 
@@ -251,7 +251,7 @@ def _matches(text: str, pattern: str) -> bool:
     return program.found_in(text)
 
 
-def _within(items: list[Any], others: list[Any]) -> bool:
+def _contains_all(items: list[Any], others: list[Any]) -> bool:
     return all(any(equal(item, other) for item in items) for other in others)
 
 
@@ -272,8 +272,8 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
     "optional.of": _typed(object)(Maybe),
     "optional.none": _typed()(lambda: NONE),
     "optional.ofNonZeroValue": _typed(object)(_nonzero),
-    "sets.contains": _typed(list, list)(_within),
-    "sets.equivalent": _typed(list, list)(lambda one, other: _within(one, other) and _within(other, one)),
+    "sets.contains": _typed(list, list)(_contains_all),
+    "sets.equivalent": _typed(list, list)(lambda one, other: _contains_all(one, other) and _contains_all(other, one)),
     "sets.intersects": _typed(list, list)(lambda one, other: any(equal(a, b) for a in one for b in other)),
 }
 METHODS: Final[Mapping[str, Function]] = {
@@ -297,8 +297,8 @@ METHODS: Final[Mapping[str, Function]] = {
     "includes": _typed(object, object)(_includes),
     "isSorted": _typed(list)(lambda items: not any(map(OPERATORS[">"], items, items[1:]))),
     "sum": _typed(list)(_sum),
-    "min": _typed(list)(_least),
-    "max": _typed(list)(lambda items: _least(items, greatest=True)),
+    "min": _typed(list)(_extremum),
+    "max": _typed(list)(lambda items: _extremum(items, greatest=True)),
     "isGreaterThan": _compared(operator.gt),
     "isLessThan": _compared(operator.lt),
     "compareTo": _compared(lambda one, other: (one > other) - (one < other)),

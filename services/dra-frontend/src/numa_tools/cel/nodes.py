@@ -30,7 +30,7 @@ class Scope:
     names: Mapping[str, Any]
     budget: Budget
 
-    def having(self, names: Mapping[str, Any]) -> "Scope":
+    def with_names(self, names: Mapping[str, Any]) -> "Scope":
         """Returns a scope with additional variables."""
         return Scope({**self.names, **names}, self.budget)
 
@@ -77,8 +77,8 @@ class Select:
 class Outcomes:
     """Results of the operands of ``&&``, ``||``, ``all`` and ``exists``. A single operand may decide the result."""
 
-    def __init__(self, decisive: bool, what: str) -> None:
-        self._decisive, self._what = decisive, what
+    def __init__(self, decisive: bool, operation: str) -> None:
+        self._decisive, self._operation = decisive, operation
         self._unknown: CelUnsupportedError | None = None
         self._error: CelError | None = None
 
@@ -87,7 +87,7 @@ class Outcomes:
         recorded. Raises CelCostError.
         """
         try:
-            return boolean(node(scope), self._what) == self._decisive
+            return boolean(node(scope), self._operation) == self._decisive
         except CelCostError:
             raise
         except CelUnsupportedError as unknown:
@@ -96,7 +96,7 @@ class Outcomes:
             self._error = self._error or error
         return False
 
-    def rest(self) -> bool:
+    def undecided_result(self) -> bool:
         """Returns the result of an expression that was not decided by a single operand. Raises CelUnsupportedError or
         CelError if an operand failed.
         """
@@ -119,7 +119,7 @@ def applied(function: Callable[..., Any], operands: tuple[Node, ...], cost: Call
         scope.budget.spend(values)
         try:
             if cost is not None:
-                scope.budget.take(cost(*values))
+                scope.budget.charge(cost(*values))
             return function(*values)
         except (TypeError, AttributeError, OverflowError) as error:
             raise CelError("no such overload: the operator does not accept the type of an operand") from error
@@ -142,13 +142,13 @@ def _elements(target: Node, names: tuple[str, ...], weight: int, scope: Scope) -
     found = target(scope)
     if not isinstance(found, list | Mapping):
         raise CelError("no such overload: a macro over a value that is neither a list nor a map")
-    for place, element in enumerate(list(found)):
-        scope.budget.take(weight)
+    for index, element in enumerate(list(found)):
+        scope.budget.charge(weight)
         if len(names) == 1:
-            yield scope.having({names[0]: element})
+            yield scope.with_names({names[0]: element})
         else:
-            pair = (element, found[element]) if isinstance(found, Mapping) else (place, element)
-            yield scope.having(dict(zip(names, pair, strict=True)))
+            pair = (element, found[element]) if isinstance(found, Mapping) else (index, element)
+            yield scope.with_names(dict(zip(names, pair, strict=True)))
 
 
 def _quantified(
@@ -157,7 +157,7 @@ def _quantified(
     """Evaluates ``exists``, which is decided by one true element, or ``all``, which is decided by one false element."""
     outcomes = Outcomes(decisive, "a macro")
     scopes = _elements(target, names, weight, scope)
-    return decisive if any(outcomes.decides(bodies[0], each) for each in scopes) else outcomes.rest()
+    return decisive if any(outcomes.decides(bodies[0], each) for each in scopes) else outcomes.undecided_result()
 
 
 def _exists_one(target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope) -> bool:
@@ -176,17 +176,15 @@ def _mapped(target: Node, names: tuple[str, ...], bodies: list[Node], weight: in
     return [body(each) for each in scopes if all(boolean(one(each), "map") for one in conditions)]
 
 
-def _optionally(
-    flat: bool, target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope
-) -> Maybe:
+def _opt_map(flat: bool, target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope) -> Maybe:
     """Evaluates ``optMap`` and ``optFlatMap``."""
     found = target(scope)
     if not isinstance(found, Maybe):
         raise CelError("no such overload: optMap needs an optional value")
     if not found.present:
         return NONE
-    scope.budget.take(weight)
-    result = bodies[0](scope.having({names[0]: found.value}))
+    scope.budget.charge(weight)
+    result = bodies[0](scope.with_names({names[0]: found.value}))
     if flat and not isinstance(result, Maybe):
         raise CelError("no such overload: the result of optFlatMap must be optional")
     return result if flat else Maybe(result)
@@ -203,7 +201,7 @@ MACROS: Final[Mapping[str, tuple[int, ...]]] = {
     "optFlatMap": (1,),
 }
 """Macros that declare a variable, each with the numbers of expressions that may follow the variable."""
-WITH_TWO: Final = ("all", "exists", "exists_one", "existsOne")
+WITH_TWO_VARIABLES: Final = ("all", "exists", "exists_one", "existsOne")
 LOOPS: Final[Mapping[str, Callable[..., Any]]] = {
     "all": partial(_quantified, False),
     "exists": partial(_quantified, True),
@@ -211,6 +209,6 @@ LOOPS: Final[Mapping[str, Callable[..., Any]]] = {
     "existsOne": _exists_one,
     "filter": _filtered,
     "map": _mapped,
-    "optMap": partial(_optionally, False),
-    "optFlatMap": partial(_optionally, True),
+    "optMap": partial(_opt_map, False),
+    "optFlatMap": partial(_opt_map, True),
 }

@@ -12,7 +12,7 @@ from numa_tools.cel.functions import FUNCTIONS, METHODS, WITHOUT_OFFSET
 from numa_tools.cel.nodes import (
     LOOPS,
     MACROS,
-    WITH_TWO,
+    WITH_TWO_VARIABLES,
     Lazy,
     Node,
     Outcomes,
@@ -32,7 +32,7 @@ _MAX_HEIGHT: Final = 100
 _TOO_DEEP: Final = "is nested too deeply"
 _LEVELS: Final = (("==", "!=", "<", "<=", ">", ">=", "in"), ("+", "-"), ("*", "/", "%"))
 _WORDS: Final = {"true": True, "false": False, "null": None}
-_SPACES: Final = ("cel", "optional", "sets", "math", "strings", "lists", "regex", "base64", "ip", "cidr", "google")
+_NAMESPACES: Final = ("cel", "optional", "sets", "math", "strings", "lists", "regex", "base64", "ip", "cidr", "google")
 """Namespaces of functions, such as ``sets`` in ``sets.contains``."""
 _TYPES: Final = ("bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type", "google")
 
@@ -55,7 +55,7 @@ class Parser:
 
     def __init__(self, expression: str) -> None:
         self._tokens = tokens(expression)
-        self._place = 0
+        self._position = 0
         self._level = 0
         self._heights: dict[Node, int] = {}
         self._bound: list[str] = []
@@ -85,13 +85,13 @@ class Parser:
     def whole(self) -> Program:
         """Parses all tokens and returns the program. Raises CelUnsupportedError."""
         node = self._ternary()
-        if self._place < len(self._tokens):
+        if self._position < len(self._tokens):
             raise self._unexpected()
         return Program(node, len(self._tokens))
 
     def _token(self, ahead: int = 0) -> tuple[str, str]:
-        place = self._place + ahead
-        return self._tokens[place] if place < len(self._tokens) else ("", "")
+        position = self._position + ahead
+        return self._tokens[position] if position < len(self._tokens) else ("", "")
 
     def _peek(self, ahead: int = 0) -> str:
         """Returns the next operator or identifier. Returns "" for literals, so a quoted "-" is not an operator."""
@@ -99,13 +99,13 @@ class Parser:
         return text if kind in ("sign", "name") else ""
 
     def _unexpected(self) -> CelUnsupportedError:
-        found = repr(self._token()[1][:40]) if self._place < len(self._tokens) else "its end"
+        found = repr(self._token()[1][:40]) if self._position < len(self._tokens) else "its end"
         return CelUnsupportedError(f"cannot be parsed at {found}")
 
     def _take(self, *wanted: str) -> str:
         text = self._peek()
         if text and text in wanted:
-            self._place += 1
+            self._position += 1
             return text
         return ""
 
@@ -117,7 +117,7 @@ class Parser:
         kind, text = self._token()
         if kind != "name":
             raise self._unexpected()
-        self._place += 1
+        self._position += 1
         return text
 
     @contextmanager
@@ -151,7 +151,7 @@ class Parser:
 
         def join(scope: Scope) -> bool:
             outcomes = Outcomes(decisive, sign)
-            return decisive if any(outcomes.decides(each, scope) for each in parts) else outcomes.rest()
+            return decisive if any(outcomes.decides(each, scope) for each in parts) else outcomes.undecided_result()
 
         return self._above(join, *parts) if len(parts) > 1 else parts[0]
 
@@ -216,13 +216,13 @@ class Parser:
         """Parses the rest of a loop macro, ``target.name(variable, ...)``, over a list or map."""
         names = [self._name()]
         self._expect(",")
-        if name in WITH_TWO and self._token()[0] == "name" and self._peek(1) == ",":
+        if name in WITH_TWO_VARIABLES and self._token()[0] == "name" and self._peek(1) == ",":
             names.append(self._name())
             self._expect(",")
-        start = self._place
+        start = self._position
         with self._binding(*names):
             bodies = self._arguments(")")
-        weight = 1 + self._place - start
+        weight = 1 + self._position - start
         if len(bodies) not in MACROS[name]:
             return self._unknown(f"the macro {name}() with {len(names) + len(bodies)} arguments")
         evaluate = partial(LOOPS[name], target, tuple(names), bodies, weight)
@@ -239,11 +239,11 @@ class Parser:
         if self._take("{"):
             return self._map()
         if self._peek() == "." and self._token(1)[0] == "name":
-            self._place += 1
+            self._position += 1
         kind, text = self._token()
         if kind in ("", "sign"):
             raise self._unexpected()
-        self._place += 1
+        self._position += 1
         if kind == "name":
             return self._named(text)
         if kind == "bytes":
@@ -277,7 +277,7 @@ class Parser:
     def _named(self, name: str) -> Node:
         if name in _WORDS:
             return lambda _: _WORDS[name]
-        if name in _SPACES and name not in self._bound and self._peek() == "." and self._token(1)[0] == "name":
+        if name in _NAMESPACES and name not in self._bound and self._peek() == "." and self._token(1)[0] == "name":
             return self._function_of(name)
         if self._take("{"):
             raise CelUnsupportedError(f"the message {name} is not supported")
@@ -287,10 +287,10 @@ class Parser:
             return self._unknown(f"the type {name}")
         return partial(lookup, name)
 
-    def _function_of(self, space: str) -> Node:
+    def _function_of(self, namespace: str) -> Node:
         """Parses a call to a namespaced function, such as ``sets.contains(...)``."""
         self._expect(".")
-        name = f"{space}.{self._name()}"
+        name = f"{namespace}.{self._name()}"
         if not self._take("("):
             return self._unknown(name)
         return self._bind() if name == "cel.bind" else self._call(name)
@@ -311,6 +311,6 @@ class Parser:
         with self._binding(name):
             body = self._ternary()
         self._expect(")")
-        node: Node = lambda scope: body(scope.having({name: Lazy(value, scope)}))  # noqa: E731
+        node: Node = lambda scope: body(scope.with_names({name: Lazy(value, scope)}))  # noqa: E731
         # The value is evaluated at the point where the body uses it, so its depth is added to the depth at that point.
         return self._above(node, body, added=1 + self._height(value))

@@ -62,10 +62,10 @@ def _merged(ranges: Ranges) -> Ranges:
     return _complement(_complement(ranges))
 
 
-def _contain(ranges: Ranges, character: int) -> bool:
+def _contains(ranges: Ranges, character: int) -> bool:
     """Returns True if one of the sorted ranges contains the character."""
-    place = bisect_right(ranges, (character, _MAX_CHARACTER))
-    return place > 0 and character <= ranges[place - 1][1]
+    position = bisect_right(ranges, (character, _MAX_CHARACTER))
+    return position > 0 and character <= ranges[position - 1][1]
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,16 @@ class Pattern:
         if self.fold:
             text = "".join(_FOLDED.get(each, each.lower() if each.isascii() else each) for each in text)
         states: set[int] = set()
-        for place in range(len(text) + 1):
+        for position in range(len(text) + 1):
             states.add(0)
-            states = self._closure(states, text, place)
+            states = self._closure(states, text, position)
             if any(self.instructions[state][0] == "end" for state in states):
                 return True
-            if place < len(text):
-                states = self._step(states, ord(text[place]))
+            if position < len(text):
+                states = self._step(states, ord(text[position]))
         return False
 
-    def _closure(self, states: set[int], text: str, place: int) -> set[int]:
+    def _closure(self, states: set[int], text: str, position: int) -> set[int]:
         """Returns the states reachable without consuming another character."""
         reached, waiting = set[int](), list(states)
         while waiting:
@@ -100,7 +100,7 @@ class Pattern:
             kind, *operands = self.instructions[state]
             if kind == "split":
                 waiting += operands
-            elif kind == "assert" and _holds(operands[0], text, place):
+            elif kind == "assert" and _holds(operands[0], text, position):
                 waiting.append(state + 1)
         return reached
 
@@ -108,16 +108,18 @@ class Pattern:
         return {
             state + 1
             for state in states
-            if self.instructions[state][0] == "char" and _contain(self.instructions[state][1], character)
+            if self.instructions[state][0] == "char" and _contains(self.instructions[state][1], character)
         }
 
 
-def _holds(kind: str, text: str, place: int) -> bool:
+def _holds(kind: str, text: str, position: int) -> bool:
     if kind in "^A":
-        return place == 0
+        return position == 0
     if kind in "$z":
-        return place == len(text)
-    before, after = (0 <= index < len(text) and _contain(_WORD, ord(text[index])) for index in (place - 1, place))
+        return position == len(text)
+    before, after = (
+        0 <= index < len(text) and _contains(_WORD, ord(text[index])) for index in (position - 1, position)
+    )
     return (before != after) == (kind == "b")
 
 
@@ -139,14 +141,14 @@ def _compile(pattern: str) -> Pattern:
         raise CelUnsupportedError("(?i) is only supported for ASCII patterns")
     reader = _Reader(body, fold)
     tree = reader.alternatives()
-    if reader.place < len(body):
-        raise reader.unreadable()
+    if reader.position < len(body):
+        raise reader.syntax_error()
     if _size(tree) > MAX_INSTRUCTIONS:
         raise CelUnsupportedError("the pattern is too large")
-    made: list[tuple[Any, ...]] = []
-    _emit(tree, made)
-    made.append(("end",))
-    return Pattern(tuple(made), fold)
+    instructions: list[tuple[Any, ...]] = []
+    _emit(tree, instructions)
+    instructions.append(("end",))
+    return Pattern(tuple(instructions), fold)
 
 
 class _Reader:
@@ -154,22 +156,22 @@ class _Reader:
 
     def __init__(self, pattern: str, fold: bool) -> None:
         self._pattern, self._fold = pattern, fold
-        self.place = self._level = 0
+        self.position = self._level = 0
 
-    def unreadable(self) -> CelUnsupportedError:
+    def syntax_error(self) -> CelUnsupportedError:
         """Returns an error that quotes the pattern from the current position."""
-        return CelUnsupportedError(f"the pattern cannot be parsed at {self._pattern[self.place :][:20]!r}")
+        return CelUnsupportedError(f"the pattern cannot be parsed at {self._pattern[self.position :][:20]!r}")
 
     def _take(self, text: str) -> bool:
-        taken = self._pattern.startswith(text, self.place)
-        self.place += len(text) * taken
+        taken = self._pattern.startswith(text, self.position)
+        self.position += len(text) * taken
         return taken
 
     def _next(self) -> str:
-        if self.place == len(self._pattern):
-            raise self.unreadable()
-        self.place += 1
-        return self._pattern[self.place - 1]
+        if self.position == len(self._pattern):
+            raise self.syntax_error()
+        self.position += 1
+        return self._pattern[self.position - 1]
 
     def alternatives(self) -> Tree:
         """Parses an alternation up to the end of the pattern or the closing parenthesis."""
@@ -184,7 +186,7 @@ class _Reader:
 
     def _sequence(self) -> Tree:
         found = []
-        while self.place < len(self._pattern) and self._pattern[self.place] not in "|)":
+        while self.position < len(self._pattern) and self._pattern[self.position] not in "|)":
             found.append(self._repeated(self._atom()))
         return ("all", found)
 
@@ -204,22 +206,22 @@ class _Reader:
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(sign):
                 return bounds
-        match = _REPEAT.match(self._pattern, self.place)
+        match = _REPEAT.match(self._pattern, self.position)
         if match is None:
             return None
-        self.place = match.end()
+        self.position = match.end()
         low = int(match[1])
         return low, (low if match[2] is None else int(match[3]) if match[3] else None)
 
     def _atom(self) -> Tree:
         if self._take("("):
-            match = _GROUP.match(self._pattern, self.place)
+            match = _GROUP.match(self._pattern, self.position)
             if match is None and self._take("?"):
-                raise self.unreadable()
-            self.place = match.end() if match else self.place
+                raise self.syntax_error()
+            self.position = match.end() if match else self.position
             tree = self.alternatives()
             if not self._take(")"):
-                raise self.unreadable()
+                raise self.syntax_error()
             return tree
         if self._take("["):
             return ("char", self._class())
@@ -227,8 +229,8 @@ class _Reader:
             return self._escaped()
         character = self._next()
         if character in "*+?":
-            self.place -= 1
-            raise self.unreadable()
+            self.position -= 1
+            raise self.syntax_error()
         if character == ".":
             return ("char", _complement([(10, 10)]))
         if character in "^$":
@@ -236,7 +238,7 @@ class _Reader:
         return self._char([(ord(character), ord(character))])
 
     def _escaped(self) -> Tree:
-        if self._pattern[self.place : self.place + 1] in ("b", "B", "A", "z"):
+        if self._pattern[self.position : self.position + 1] in ("b", "B", "A", "z"):
             return ("assert", self._next())
         return self._char(self._escape())
 
@@ -246,15 +248,15 @@ class _Reader:
         if letter.lower() in _CLASSES:
             ranges = _CLASSES[letter.lower()]
             return ranges if letter.islower() else _complement(ranges)
-        if letter == "x" and re.fullmatch("[0-9a-fA-F]{2}", self._pattern[self.place : self.place + 2]):
+        if letter == "x" and re.fullmatch("[0-9a-fA-F]{2}", self._pattern[self.position : self.position + 2]):
             code = int(self._next() + self._next(), 16)
         elif letter in _CONTROLS:
             code = _CONTROLS[letter]
         elif letter.isascii() and not letter.isalnum():
             code = ord(letter)
         else:
-            self.place -= 2
-            raise self.unreadable()
+            self.position -= 2
+            raise self.syntax_error()
         return [(code, code)]
 
     def _class(self) -> Ranges:
@@ -265,13 +267,13 @@ class _Reader:
             ranges = self._class_item()
             single = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
             if (
-                self._pattern[self.place : self.place + 1] == "-"
-                and self._pattern[self.place + 1 : self.place + 2] != "]"
+                self._pattern[self.position : self.position + 1] == "-"
+                and self._pattern[self.position + 1 : self.position + 2] != "]"
             ):
-                self.place += 1
+                self.position += 1
                 last = self._class_item()
                 if not single or len(last) != 1 or last[0][0] != last[0][1] or last[0][0] < ranges[0][0]:
-                    raise self.unreadable()
+                    raise self.syntax_error()
                 ranges = [(ranges[0][0], last[0][0])]
             found += ranges
         if self._fold:
@@ -280,10 +282,10 @@ class _Reader:
 
     def _class_item(self) -> Ranges:
         if self._take("[:"):
-            name, end, _ = self._pattern[self.place :].partition(":]")
+            name, end, _ = self._pattern[self.position :].partition(":]")
             if not end or name not in _POSIX:
-                raise self.unreadable()
-            self.place += len(name) + len(end)
+                raise self.syntax_error()
+            self.position += len(name) + len(end)
             return _POSIX[name]
         if self._take("\\"):
             return self._escape()
@@ -314,53 +316,53 @@ def _size(tree: Tree) -> int:
     return size
 
 
-def _emit(tree: Tree, made: list[tuple[Any, ...]]) -> None:
+def _emit(tree: Tree, instructions: list[tuple[Any, ...]]) -> None:
     kind, *operands = tree
-    _EMITTERS[kind](made, *operands)
+    _EMITTERS[kind](instructions, *operands)
 
 
-def _emit_all(made: list[tuple[Any, ...]], parts: list[Tree]) -> None:
+def _emit_all(instructions: list[tuple[Any, ...]], parts: list[Tree]) -> None:
     for part in parts:
-        _emit(part, made)
+        _emit(part, instructions)
 
 
-def _emit_any(made: list[tuple[Any, ...]], parts: list[Tree]) -> None:
+def _emit_any(instructions: list[tuple[Any, ...]], parts: list[Tree]) -> None:
     ends = []
     for part in parts[:-1]:
-        start = len(made)
-        made.append(())
-        _emit(part, made)
-        ends.append(len(made))
-        made.append(())
-        made[start] = ("split", start + 1, len(made))
-    _emit(parts[-1], made)
+        start = len(instructions)
+        instructions.append(())
+        _emit(part, instructions)
+        ends.append(len(instructions))
+        instructions.append(())
+        instructions[start] = ("split", start + 1, len(instructions))
+    _emit(parts[-1], instructions)
     for end in ends:
-        made[end] = ("split", len(made))
+        instructions[end] = ("split", len(instructions))
 
 
-def _emit_repeat(made: list[tuple[Any, ...]], part: Tree, low: int, high: int | None) -> None:
+def _emit_repeat(instructions: list[tuple[Any, ...]], part: Tree, low: int, high: int | None) -> None:
     for _ in range(low):
-        _emit(part, made)
+        _emit(part, instructions)
     if high is None:
-        start = len(made)
-        made.append(())
-        _emit(part, made)
-        made.append(("split", start))
-        made[start] = ("split", start + 1, len(made))
+        start = len(instructions)
+        instructions.append(())
+        _emit(part, instructions)
+        instructions.append(("split", start))
+        instructions[start] = ("split", start + 1, len(instructions))
         return
     starts = []
     for _ in range(high - low):
-        starts.append(len(made))
-        made.append(())
-        _emit(part, made)
+        starts.append(len(instructions))
+        instructions.append(())
+        _emit(part, instructions)
     for start in starts:
-        made[start] = ("split", start + 1, len(made))
+        instructions[start] = ("split", start + 1, len(instructions))
 
 
 _EMITTERS: Final[dict[str, Callable[..., None]]] = {
     "all": _emit_all,
     "any": _emit_any,
     "repeat": _emit_repeat,
-    "char": lambda made, ranges: made.append(("char", ranges)),
-    "assert": lambda made, kind: made.append(("assert", kind)),
+    "char": lambda instructions, ranges: instructions.append(("char", ranges)),
+    "assert": lambda instructions, kind: instructions.append(("assert", kind)),
 }

@@ -50,10 +50,10 @@ class Semver:
 def normalized(text: str) -> str:
     """Pads a version to three numbers, using 0 for missing numbers, and removes leading zeros."""
     parts = text.removeprefix("v").split(".", 2)
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if len(part) > 1:
             bare = part.lstrip("0")
-            parts[place] = bare if bare[:1].isdigit() else f"0{bare}"
+            parts[index] = bare if bare[:1].isdigit() else f"0{bare}"
     if len(parts) < 3 and {*parts[-1]} & {"+", "-"}:
         raise CelError(f"{shown(text)} is not a semantic version")
     return ".".join([*parts, "0", "0"][:3])

@@ -50,20 +50,20 @@ def tokens(expression: str) -> list[tuple[str, str]]:
     Raises CelUnsupportedError.
     """
     found = []
-    place = _end_of_blank(expression, 0)
-    while place < len(expression):
-        match = _TOKEN.match(expression, place)
+    position = _end_of_blank(expression, 0)
+    while position < len(expression):
+        match = _TOKEN.match(expression, position)
         if match is None:
-            raise CelUnsupportedError(f"cannot be parsed at {expression[place : place + 20]!r}")
+            raise CelUnsupportedError(f"cannot be parsed at {expression[position : position + 20]!r}")
         found.append((str(match.lastgroup), match[str(match.lastgroup)]))
-        place = _end_of_blank(expression, match.end())
+        position = _end_of_blank(expression, match.end())
     return found
 
 
-def _end_of_blank(expression: str, place: int) -> int:
+def _end_of_blank(expression: str, position: int) -> int:
     """Returns the end of the whitespace and comments that begin at a position."""
-    match = _BLANK.match(expression, place)
-    return match.end() if match else place
+    match = _BLANK.match(expression, position)
+    return match.end() if match else position
 
 
 def _unquoted(quoted: str) -> str:

@@ -16,7 +16,7 @@ from numa_tools.cel.tokens import INT_END, UINT_END, CelTextError, CelUnsupporte
 
 MAX_VALUES: Final = 100_000
 """Maximum number of values that one evaluation may handle. A selector without loops needs a few thousand at most."""
-_PIECE: Final = 16
+_CHARACTERS_PER_VALUE: Final = 16
 """Number of characters in a string that cost as much as one value."""
 
 
@@ -68,8 +68,8 @@ def weights(values: Iterable[Any]) -> Iterator[int]:
     yield len(waiting)
     while waiting:
         one = waiting.pop()
-        if isinstance(one, str) and len(one) >= _PIECE:
-            yield len(one) // _PIECE
+        if isinstance(one, str) and len(one) >= _CHARACTERS_PER_VALUE:
+            yield len(one) // _CHARACTERS_PER_VALUE
         elif isinstance(one, list):
             yield len(one)
             waiting.extend(one)
@@ -87,38 +87,42 @@ class Budget:
     exhaust memory.
     """
 
-    __slots__ = ("_left", "_most", "_whole", "_whose")
+    __slots__ = ("_left", "_max_values", "_parent", "_subject")
 
-    def __init__(self, most: int = MAX_VALUES, whose: str = "it handles", whole: "Budget | None" = None) -> None:
-        self._left, self._most, self._whose, self._whole = most, most, whose, whole
+    def __init__(
+        self, max_values: int = MAX_VALUES, subject: str = "it handles", parent: "Budget | None" = None
+    ) -> None:
+        self._left, self._max_values, self._subject, self._parent = max_values, max_values, subject, parent
 
     def spend(self, operands: Iterable[Any]) -> None:
         """Charges the budget for all values in a step's operands. Raises CelCostError if the budget is exceeded.
 
         A value that occurs twice in a list is charged twice, because it is compared twice.
         """
-        self.take(1)
+        self.charge(1)
         for weight in weights(operands):
-            self.take(weight)
+            self.charge(weight)
 
     @property
     def exhausted(self) -> bool:
         """Returns True if the budget is used up, in which case no other evaluation can succeed."""
         return self._left < 0
 
-    def take(self, values: int) -> None:
+    def charge(self, values: int) -> None:
         """Charges a number of values to this budget and its parent. Raises CelCostError if either is exceeded."""
         self._left -= values
         if self._left < 0:
-            raise CelCostError(f"costs too much: {self._whose} more than {self._most} values; shorten its lists")
-        if self._whole:
-            self._whole.take(values)
+            raise CelCostError(
+                f"costs too much: {self._subject} more than {self._max_values} values; shorten its lists"
+            )
+        if self._parent:
+            self._parent.charge(values)
 
 
-def boolean(value: Any, what: str) -> bool:
+def boolean(value: Any, operation: str) -> bool:
     """Returns the value if it is a boolean. Raises CelError otherwise."""
     if not isinstance(value, bool):
-        raise CelError(f"no such overload: {what} of a value that is neither true nor false")
+        raise CelError(f"no such overload: {operation} of a value that is neither true nor false")
     return value
 
 
@@ -194,12 +198,12 @@ def ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     return compared
 
 
-def _contained(item: Any, place: Any) -> bool:
-    if isinstance(place, Mapping):
-        return isinstance(item, str) and item in place
-    if not isinstance(place, list):
+def _contained(item: Any, container: Any) -> bool:
+    if isinstance(container, Mapping):
+        return isinstance(item, str) and item in container
+    if not isinstance(container, list):
         raise TypeError
-    return any(equal(item, each) for each in place)
+    return any(equal(item, each) for each in container)
 
 
 def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

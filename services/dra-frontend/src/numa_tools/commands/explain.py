@@ -28,79 +28,81 @@ from numa_tools.commands.node_files import NodeFiles, read_archived, read_node
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.sources.endpoint import read_service
 from numa_tools.explain.enforced import KERNEL_FILES, Problem
-from numa_tools.explain.known import (
+from numa_tools.explain.pending import explain_pending, joined_devices
+from numa_tools.explain.snapshot import (
     STATE_PATHS,
-    Known,
+    NodeSnapshot,
     PublishedDevice,
     read_backend,
     read_containers,
     read_devices,
     read_records,
 )
-from numa_tools.explain.pending import explain_pending, joined_devices
-from numa_tools.explain.subjects import UnknownSubjectError, explain_known, split_kind
+from numa_tools.explain.subjects import UnknownSubjectError, explain_subject, split_kind
 from numa_tools.scheduling.claim_spec import DeviceClass, read_claim_spec, read_class
 from numa_tools.scheduling.reading import ManifestError, mapping
 from numa_tools.state_client import NoServiceError, StateClient
 
-_PATIENCE: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 _MAX_CLAIMS: Final = 5000
 """Maximum number of claims to read from a namespace to find a pod's claims."""
 
 
-def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:
+def explain(settings: Settings, subject: str, *, is_archive: bool = False) -> tuple[dict[str, Any], list[Problem]]:
     """Returns the explanation and the problems. Raises UnknownSubjectError.
 
-    ``alone`` is True for an archive, because no API server can be queried for it.
+    ``is_archive`` is True for an archive, because no API server can be queried for it.
     """
-    known = read_known(settings)
-    if (found := explain_known(known, subject)) is not None:
+    snapshot = read_snapshot(settings)
+    if (found := explain_subject(snapshot, subject)) is not None:
         return found
     kind, name = split_kind(subject)
     if kind not in ("", "claim", "pod"):
         raise UnknownSubjectError(f"this machine has no {kind} {name}")
-    if alone:
+    if is_archive:
         raise UnknownSubjectError(f"the archive contains nothing called {name}")
-    known = replace(known, hindrances=_hindrances(settings))
+    snapshot = replace(snapshot, refusal_reasons=_refusal_reasons(settings))
     try:
-        return asyncio.run(_explain_pending(settings, known, kind, name))
+        return asyncio.run(_explain_pending(settings, snapshot, kind, name))
     except KubeError as error:
-        nothing = f"nothing called {name} was found on this node" + (f" ({known.silent})" if known.silent else "")
+        nothing = f"nothing called {name} was found on this node" + (
+            f" ({snapshot.no_response})" if snapshot.no_response else ""
+        )
         raise UnknownSubjectError(f"{nothing}; looking it up in the API server failed: {error}") from error
 
 
-def read_known(settings: Settings) -> Known:
+def read_snapshot(settings: Settings) -> NodeSnapshot:
     """Reads the node's files and the running service's documents. Raises InventoryError or HostTreeError."""
     node = read_node(settings, settings.node_name)
-    documents, silent = read_state(settings)
+    documents, no_response = read_state(settings)
     containers = read_containers(documents.get("containers"))
     devices = read_devices(documents.get("devices"))
-    return Known(
-        inventory=_as_published(node, devices),
+    return NodeSnapshot(
+        inventory=_with_published_taints(node, devices),
         config=settings.config,
         # If a claim's record cannot be read, the claim is known only from its file. Its CPUs stay allocated.
         files={**node.claims.files, **read_records(documents.get("claims"))},
         containers=containers,
         backend=read_backend(documents.get("backend")),
         published=devices,
-        silent=silent,
+        no_response=no_response,
         kernel=_kernel_files(settings, containers),
         releasing=_releasing(settings),
     )
 
 
-def _hindrances(settings: Settings) -> tuple[str, ...]:
+def _refusal_reasons(settings: Settings) -> tuple[str, ...]:
     service, _ = read_service(StateClient(host_path(settings.host_root, settings.config.run_dir)))
-    return (f"the service is down: {service.why}",) if isinstance(service, Unread) else service.hindrances
+    return (f"the service is down: {service.why}",) if isinstance(service, Unread) else service.refusal_reasons
 
 
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
     """Returns the service's documents by name, from the archive if there is one. Also returns the reason why they could
     not be read, or "" if they could.
     """
-    kept = Path(settings.host_root, STATE)
+    archived = Path(settings.host_root, STATE)
     with suppress(OSError, ValueError):
-        return {name: read_archived(kept / f"{name}.json") for name in STATE_PATHS}, ""
+        return {name: read_archived(archived / f"{name}.json") for name in STATE_PATHS}, ""
     client = StateClient(host_path(settings.host_root, settings.config.run_dir))
     try:
         return {name: client.document(f"/v1/{name}") for name in STATE_PATHS}, ""
@@ -111,13 +113,13 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
 def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
     """Returns released claims whose containers may still be running, from the archive if there is one."""
     with suppress(OSError, ValueError):
-        kept = read_archived(Path(settings.host_root, JOURNAL))
-        return read_records(kept.get("releasing") if isinstance(kept, dict) else None)
+        archived = read_archived(Path(settings.host_root, JOURNAL))
+        return read_records(archived.get("releasing") if isinstance(archived, dict) else None)
     path = Path(host_path(settings.host_root, settings.config.run_dir), CLAIMS_JOURNAL)
     return dict(Journal(path).read().releasing) if path.exists() else {}
 
 
-def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Inventory:
+def _with_published_taints(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Inventory:
     """Returns the inventory with the taints that the service has published."""
     taints = {(one.driver, one.name): one.taints for one in devices}
 
@@ -149,7 +151,7 @@ def _kernel_files(settings: Settings, containers: tuple[ContainerReport, ...]) -
 
 
 async def _explain_pending(
-    settings: Settings, known: Known, kind: str, subject: str
+    settings: Settings, snapshot: NodeSnapshot, kind: str, subject: str
 ) -> tuple[dict[str, Any], list[Problem]]:
     namespace, slash, name = subject.partition("/")
     if not slash:
@@ -163,13 +165,13 @@ async def _explain_pending(
             )
         class_names = {cls for document in documents for cls in _class_names(document)}
         try:
-            classes = await _classes(client, class_names, known_classes(known.inventory.machine))
+            classes = await _classes(client, class_names, known_classes(snapshot.inventory.machine))
         except ManifestError as error:
             raise UnknownSubjectError(f"a DeviceClass cannot be read: {error}") from error
-        wanted_devices = frozenset(key for one in documents for key in joined_devices(known, one))
+        wanted_devices = frozenset(key for one in documents for key in joined_devices(snapshot, one))
         others = await OtherDeviceReader(client, settings.node_name).read(wanted_devices)
     try:
-        found = [explain_pending(known, one, classes, settings.node_name, others) for one in documents]
+        found = [explain_pending(snapshot, one, classes, settings.node_name, others) for one in documents]
     except ManifestError as error:
         raise UnknownSubjectError(f"the claim cannot be read from the API server: {error}") from error
     problems = [each for _, several in found for each in several]
@@ -179,7 +181,7 @@ async def _explain_pending(
 async def _claims(client: KubeClient, kind: str, namespace: str, name: str) -> list[dict[str, Any]]:
     """Returns the claim with this name, or else the claims that are owned by, or reserved for, a pod with this name."""
     if kind != "pod":
-        document = await client.get_claim(namespace, name, patience=_PATIENCE)
+        document = await client.get_claim(namespace, name, patience=_TIMEOUT_SECONDS)
         if document is not None:
             return [document]
     found, seen = [], 0
@@ -208,17 +210,19 @@ def _class_names(document: Mapping[str, Any]) -> set[str]:
     return set()
 
 
-async def _classes(client: KubeClient, names: set[str], own: dict[str, DeviceClass]) -> dict[str, DeviceClass]:
+async def _classes(
+    client: KubeClient, names: set[str], local_classes: dict[str, DeviceClass]
+) -> dict[str, DeviceClass]:
     """Returns the cluster's classes. A class that cannot be read is taken from ``own``, this machine's classes.
 
     Raises KubeError if a class cannot be read and is not in ``own``.
     """
-    found = {name: one for name, one in own.items() if name in names}
+    found = {name: one for name, one in local_classes.items() if name in names}
     for name in sorted(names):
         try:
             document = await client.get_device_class(name)
         except KubeError:
-            if name not in own:
+            if name not in local_classes:
                 raise
             continue
         found.pop(name, None)

@@ -50,7 +50,7 @@ from numa_tools.doctor.runtime_settings import settings_report
 from numa_tools.doctor.sources.kubelet import read_archived_kubelet, read_kubelet
 from numa_tools.doctor.table import examine, report
 from numa_tools.explain.enforced import KERNEL_FILES
-from numa_tools.explain.known import read_containers
+from numa_tools.explain.snapshot import read_containers
 from numa_tools.state_client import NoServiceError, StateClient
 
 CONFIG: Final = "etc/dra-driver-numa/config.yaml"
@@ -97,7 +97,7 @@ class Bundle:
             self._doctor(facts)
             self._kubelet(facts.kubelet)
         else:
-            self._kubelet(self._kubelet_of_files())
+            self._kubelet(self._kubelet_from_files())
 
     def _doctor(self, facts: Facts) -> None:
         self.files["doctor.json"] = json.dumps(report(examine(facts), self._settings.node_name), indent=1)
@@ -112,7 +112,7 @@ class Bundle:
         if isinstance(kubelet, KubeletConfig):
             self.files[KUBELET] = json.dumps(archived(kubelet), indent=1)
 
-    def _kubelet_of_files(self) -> KubeletConfig | None:
+    def _kubelet_from_files(self) -> KubeletConfig | None:
         root, config = self._settings.host_root, self._settings.config
         return read_archived_kubelet(root) or read_kubelet(root, config.kubelet_root_dir, self._settings.node_name)
 
@@ -127,7 +127,7 @@ class Bundle:
                     return  # reading any other document would fail after the same wait
         for name in _PAGES:
             try:
-                self.files[f"{STATE}/{name}.txt"] = client.text(f"/{name}", also=503)
+                self.files[f"{STATE}/{name}.txt"] = client.text(f"/{name}", accepted_status=503)
             except NoServiceError as error:
                 self.missing[f"/{name}"] = str(error)
 
@@ -166,13 +166,13 @@ class Bundle:
             for (driver, uid), (namespace, name) in entries.expected.items()
         ]
         releasing = [file.record.model_dump(mode="json") for file in entries.releasing.values() if file.record]
-        said = {
+        document = {
             "present": present,
             "releasing": releasing,
             "unlisted": entries.needs_listing,
             "problem": journal.problem,
         }
-        self.files[JOURNAL] = json.dumps(said, indent=1)
+        self.files[JOURNAL] = json.dumps(document, indent=1)
 
     def mask(self) -> None:
         """Replaces the names in all files except the kernel's, which contain none."""
@@ -180,24 +180,24 @@ class Bundle:
         masks.add("node", self._settings.node_name)
         texts = {path: text for path, text in self.files.items() if not path.startswith(("/sys/", "/proc/"))}
         documents = {path: found for path, text in texts.items() if (found := _json(text)) is not None}
-        masks.learn(list(documents.values()))
+        masks.add_from_document(list(documents.values()))
         for text in (*texts.values(), *self.missing.values()):
-            masks.learn_text(text)
-        self._learn_published(masks)
-        of_node = Masks()
-        of_node.add("node", self._settings.node_name)
+            masks.add_from_text(text)
+        self._add_published_names(masks)
+        node_masks = Masks()
+        node_masks.add("node", self._settings.node_name)
         for path, text in texts.items():
-            used = of_node if path in _SETTINGS else masks
+            used = node_masks if path in _SETTINGS else masks
             known = path in documents
             self.files[path] = json.dumps(used.document(documents[path]), indent=1) if known else used.text(text)
         self.missing = {masks.text(path): masks.text(why) for path, why in self.missing.items()}
 
-    def _learn_published(self, masks: Masks) -> None:
+    def _add_published_names(self, masks: Masks) -> None:
         """Adds the names of this node's pools and slices if the machine can be read. Messages may mention them."""
         node = self._settings.node_name
         with suppress(HostTreeError, InventoryError):
             for pool in read_node(self._settings, node, empty=True).inventory.pools:
-                masks.learn_pools([pool.name])
+                masks.add_pools([pool.name])
                 for name in (one["metadata"]["name"] for one in slice_documents(pool, node)):
                     if pool.name not in name:  # an overlong pool name is shortened in the slice's name
                         masks.add("slice", name)
@@ -242,7 +242,7 @@ def gather(settings: Settings, output: str, *, masked: bool) -> str:
         manifest = bundle.write(sys.stdout.buffer, masked=masked)
         sys.stdout.buffer.flush()
     else:
-        with _created(output) as file:
+        with _open_output(output) as file:
             manifest = bundle.write(file, masked=masked)
     where = "standard output" if output == "-" else output
     lines = [f"{where}: {manifest['files']} files" + (", names masked" if masked else ", with names (see --mask)")]
@@ -250,25 +250,25 @@ def gather(settings: Settings, output: str, *, masked: bool) -> str:
     return "\n".join(map(printable, lines))
 
 
-def _created(path: str) -> BinaryIO:
+def _open_output(path: str) -> BinaryIO:
     """Opens a file for writing. Creates or truncates a regular file and sets its mode to 0600; leaves a device's mode
     unchanged. Raises ConfigError.
     """
-    made = -1
+    descriptor = -1
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if stat.S_ISREG(os.fstat(made).st_mode):
-            os.fchmod(made, 0o600)
-            os.ftruncate(made, 0)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.fchmod(descriptor, 0o600)
+            os.ftruncate(descriptor, 0)
     except OSError as error:
-        if made >= 0:
-            os.close(made)
+        if descriptor >= 0:
+            os.close(descriptor)
         raise ConfigError(path, [f"cannot be written: {error.strerror}"]) from error
-    return os.fdopen(made, "wb")
+    return os.fdopen(descriptor, "wb")
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Path]:
+def unpacked(path: str) -> Iterator[Path]:
     """Unpacks an archive, unless it is already unpacked, and yields its host root. Raises ConfigError."""
     for root in (Path(path), Path(path, "node")):
         if (root / MANIFEST).is_file():

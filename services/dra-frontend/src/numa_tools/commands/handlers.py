@@ -32,7 +32,7 @@ _FAILED, _BAD_INPUT, _DOES_NOT_FIT, _UNKNOWN = 1, 2, 3, 4
 _NODE: Final = "simulated"
 """Placeholder for the node name in commands that do not publish anything. It has no effect."""
 _WATCH_SECONDS: Final = 2.0
-_PEOPLE: Final = ("table", "wide")
+_TEXT_OUTPUTS: Final = ("table", "wide")
 """Values of ``-o`` that print a table or text."""
 _CLEAR: Final = "\x1b[2J\x1b[H"
 
@@ -56,9 +56,9 @@ def _source(arguments: argparse.Namespace) -> Iterator[None]:
     if getattr(arguments, "source", None) is None:
         yield
         return
-    from numa_tools.commands.gather import CONFIG, node_of, opened  # noqa: PLC0415 - needed with --from alone
+    from numa_tools.commands.gather import CONFIG, node_of, unpacked  # noqa: PLC0415 - needed with --from alone
 
-    with opened(arguments.source) as root:
+    with unpacked(arguments.source) as root:
         arguments.host_root = str(root)
         arguments.config = arguments.config or str(root / CONFIG)
         arguments.node = arguments.node or node_of(root)
@@ -69,7 +69,7 @@ def _inspect(arguments: argparse.Namespace) -> str:
     settings = load_settings(arguments)
     inventory = read_node(settings, _NODE, empty=True).inventory
     check(inventory, settings.config)
-    if arguments.output in _PEOPLE:
+    if arguments.output in _TEXT_OUTPUTS:
         return f"{machine_table(inventory.machine, wide=_wide(arguments))}\n\n{claimable_table(inventory)}"
     return structured(report(inventory.machine) | claimable(inventory), arguments.output)
 
@@ -88,7 +88,7 @@ def _classes(arguments: argparse.Namespace) -> str:
 
 
 def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
-    from numa_tools.commands.simulate import outcome_table, prepared, simulate  # noqa: PLC0415 - no other command needs it
+    from numa_tools.commands.simulate import outcome_table, read_simulation, simulate  # noqa: PLC0415 - used only here
 
     settings = load_settings(arguments)
     if not arguments.claim + arguments.pod:
@@ -96,9 +96,9 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     # A placeholder is used because the name under which a test machine was captured may be invalid.
     node = read_node(settings, _NODE, empty=arguments.empty)
     check(node.inventory, settings.config, node.claims)
-    asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
-    outcome = simulate(*asked, arguments.times)
-    text = outcome_table(outcome) if arguments.output in _PEOPLE else structured(outcome, arguments.output)
+    inputs = read_simulation(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
+    outcome = simulate(*inputs, arguments.times)
+    text = outcome_table(outcome) if arguments.output in _TEXT_OUTPUTS else structured(outcome, arguments.output)
     if outcome["fit"] + outcome["unknown"] < outcome["of"]:
         return text, _DOES_NOT_FIT
     return text, _UNKNOWN if outcome["unknown"] else 0
@@ -110,11 +110,11 @@ def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
     from numa_tools.explain.text import explanation_text  # noqa: PLC0415 - no other command needs it
 
     try:
-        found, problems = explain(load_settings(arguments), arguments.subject, alone=arguments.source is not None)
+        found, problems = explain(load_settings(arguments), arguments.subject, is_archive=arguments.source is not None)
     except UnknownSubjectError as error:
         print(printable(f"dra-frontend: {error}"), file=sys.stderr)
         return "", _BAD_INPUT
-    if arguments.output in _PEOPLE:
+    if arguments.output in _TEXT_OUTPUTS:
         return explanation_text(found, problems), _FAILED if problems else 0
     return structured({**found, "problems": problems}, arguments.output), _FAILED if problems else 0
 
@@ -140,8 +140,8 @@ def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
     settings = load_settings(arguments)
     verdicts = examine(asyncio.run(gather(settings, arguments.kubelet_config, arguments.runtime_config)))
     found = report(verdicts, settings.node_name)
-    for_people = arguments.output in _PEOPLE
-    shown = findings_text(verdicts, settings.node_name) if for_people else structured(found, arguments.output)
+    as_text = arguments.output in _TEXT_OUTPUTS
+    shown = findings_text(verdicts, settings.node_name) if as_text else structured(found, arguments.output)
     return shown, (found["problems"] > 0) * _FAILED
 
 
@@ -166,7 +166,7 @@ def _status(arguments: argparse.Namespace) -> tuple[str, int]:
 def _status_shown(status: dict[str, Any], arguments: argparse.Namespace) -> str:
     from numa_tools.commands.status import status_screen  # noqa: PLC0415 - no other command needs it
 
-    if arguments.output in _PEOPLE:
+    if arguments.output in _TEXT_OUTPUTS:
         return status_screen(status, wide=_wide(arguments))
     # A line with --- separates the YAML documents in a stream.
     return ("---\n" if arguments.watch and arguments.output == "yaml" else "") + structured(status, arguments.output)
@@ -190,8 +190,8 @@ def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
         # directory.
         raise ConfigError(f"--pool-root {arguments.pool_root}", [str(error)]) from error
     failed = any(row["short"] or "problem" in row for row in rows)
-    for_people = arguments.output in _PEOPLE
-    shown = rows_table(rows) if for_people else structured(provision_report(rows), arguments.output)
+    as_text = arguments.output in _TEXT_OUTPUTS
+    shown = rows_table(rows) if as_text else structured(provision_report(rows), arguments.output)
     return shown, failed * _FAILED
 
 

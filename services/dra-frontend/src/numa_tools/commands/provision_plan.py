@@ -49,7 +49,7 @@ class _File(Input):
     status: dict[str, Any] = Field(default_factory=dict)
 
 
-Requested = tuple[str, Pages]
+RequestedPages = tuple[str, Pages]
 """An entry's location (the file and the position in it), and the entry itself."""
 
 
@@ -63,13 +63,13 @@ class Target:
     source: str
 
 
-def read_requested(document: Any, source: str) -> list[Requested]:
+def read_requested(document: Any, source: str) -> list[RequestedPages]:
     """Parses a file's entries. Raises ConfigError with every fault."""
     pages = validated(_File, document, source).spec.pages
     return [(f"{source}: spec.pages.{index}", one) for index, one in enumerate(pages)]
 
 
-def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
+def plan(machine: Machine, requested: Iterable[RequestedPages]) -> list[Target]:
     """Returns the targets from all entries, by page size and NUMA node. Raises ConfigError for contradictory entries.
 
     If an entry names no node, its pages are split evenly, and the lowest-numbered nodes get the remainder. NUMA nodes

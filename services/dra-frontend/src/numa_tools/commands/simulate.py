@@ -16,12 +16,12 @@ from numa_tools.commands.manifest_files import read_manifests
 from numa_tools.commands.node_files import NodeFiles
 from numa_tools.scheduling.fit import NO_CLASS
 from numa_tools.scheduling.manifests import Workload
-from numa_tools.scheduling.published import of_node, read_slices
+from numa_tools.scheduling.published import read_slices, slices_of_node
 from numa_tools.scheduling.reading import ManifestError, mapping
 from numa_tools.scheduling.simulation import Row, Simulation
 
-_ADD = "; add it to the files, with its driver's ResourceSlices for this node"
-_OBSERVES = (
+_ADD_HINT = "; add it to the files, with its driver's ResourceSlices for this node"
+_OBSERVE_NOTE = (
     "this node only observes: it refuses every claim until driverConfig sets enforcement: enforce; the result above "
     "applies from then on"
 )
@@ -31,7 +31,7 @@ _NO_PODS = (
 )
 
 
-def prepared(
+def read_simulation(
     claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config, name: str
 ) -> tuple[Simulation, list[Workload]]:
     """Reads the claims and the pods to simulate, each from their own files. Raises a ConfigError that describes the
@@ -40,12 +40,12 @@ def prepared(
     Templates, classes and other drivers' slices may be in any of these files. If the files contain the slices of
     several nodes, only the slices of the node ``name`` are used.
     """
-    of_claims, of_pods = read_manifests(claims), read_manifests(pods)
-    everything = of_claims.with_all(of_pods)
+    claim_manifests, pod_manifests = read_manifests(claims), read_manifests(pods)
+    everything = claim_manifests.merged_with(pod_manifests)
     classes = known_classes(node.inventory.machine) | everything.classes
     try:
-        workloads = of_claims.of_claims() + of_pods.of_pods(everything, classes)
-        others = read_slices(_of_others(everything.slices, name))
+        workloads = claim_manifests.claim_workloads() + pod_manifests.pod_workloads(everything, classes)
+        others = read_slices(_foreign_slices(everything.slices, name))
     except ManifestError as error:
         raise ConfigError("manifests", [str(error)]) from error
     if not workloads:
@@ -54,13 +54,13 @@ def prepared(
     return Simulation(node.inventory, config, classes, dict(node.claims.files), others), workloads
 
 
-def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
+def _foreign_slices(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
     """Returns other drivers' slices for this node. Raises ManifestError if it is unclear which node is meant."""
 
     def foreign(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [one for one in found if mapping(one, "spec").get("driver") not in DRIVERS]
 
-    return foreign(of_node(slices, node)) if foreign(slices) else []
+    return foreign(slices_of_node(slices, node)) if foreign(slices) else []
 
 
 def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) -> Row:
@@ -78,13 +78,15 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
     for row in rows:
         if "reasons" in row:
             machine = simulation.inventory.machine
-            row["reasons"] = [_explained(why, machine) if why.startswith(NO_CLASS) else why for why in row["reasons"]]
+            row["reasons"] = [
+                _missing_class_reason(why, machine) if why.startswith(NO_CLASS) else why for why in row["reasons"]
+            ]
     counts = {"fit": sum(row["fits"] is True for row in rows), "unknown": sum(row["fits"] is None for row in rows)}
     enforcement = simulation.config.enforcement
     return {"outcomes": rows, **counts, "of": len(rows), "pool": simulation.pool(), "enforcement": enforcement}
 
 
-def _explained(why: str, machine: Machine) -> str:
+def _missing_class_reason(why: str, machine: Machine) -> str:
     """Explains why a DeviceClass is missing and, if there is a remedy, states it.
 
     The chart creates this driver's classes for every page size, but a node has devices only for its own sizes.
@@ -100,7 +102,7 @@ def _explained(why: str, machine: Machine) -> str:
             f"this node has no memory that DeviceClass {name} selects: none of its NUMA nodes without CPUs has such "
             "memory"
         )
-    return f"{why}{_ADD}"
+    return f"{why}{_ADD_HINT}"
 
 
 def outcome_table(outcome: Row) -> str:
@@ -110,7 +112,8 @@ def outcome_table(outcome: Row) -> str:
     for row in outcome["outcomes"]:
         for claim in row.get("claims", []) if row["fits"] else ():
             rows += [
-                [row["name"], claim["name"], one["request"], one["device"], _gets(one)] for one in claim["devices"]
+                [row["name"], claim["name"], one["request"], one["device"], _allocation_text(one)]
+                for one in claim["devices"]
             ]
         if row["fits"] and not row["claims"]:
             rows.append([row["name"], "-", "-", "-", "nothing from these drivers"])
@@ -119,11 +122,11 @@ def outcome_table(outcome: Row) -> str:
         faults += [f"{row['name']}: note: {note}" for note in row.get("notes", ())]
     unknown = f", {outcome['unknown']} unknown" if outcome["unknown"] else ""
     summary = f"{outcome['fit']} of {outcome['of']} fit{unknown}; the shared pool has CPUs {outcome['pool'] or 'none'}"
-    observes = [_OBSERVES] if outcome["enforcement"] == "observe" else []
+    observes = [_OBSERVE_NOTE] if outcome["enforcement"] == "observe" else []
     return "\n".join([*([table(rows)] if len(rows) > 1 else []), *faults, summary, *observes])
 
 
-def _gets(one: Row) -> str:
+def _allocation_text(one: Row) -> str:
     if "cpus" in one:
         return f"CPUs {one['cpus']}"
     if "bytes" in one:

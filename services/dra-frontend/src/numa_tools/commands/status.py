@@ -34,7 +34,7 @@ from numa_contract.state.words import USES
 from numa_tools.commands.forms import table
 from numa_tools.doctor.facts import Claims
 from numa_tools.doctor.gather import read_machine
-from numa_tools.doctor.model import Unread, known
+from numa_tools.doctor.model import Unread, facts_or_none
 from numa_tools.doctor.sources.directories import read_claims
 from numa_tools.doctor.sources.endpoint import find_service, read_service
 from numa_tools.render import enforced_word, format_bytes, kept_by
@@ -42,7 +42,7 @@ from numa_tools.state_client import NoServiceError
 
 Document = dict[str, Any]
 _BY_KERNEL: Final = "kept by the kernel"
-_NOT_KNOWN: Final = EnforcedDocument(status="Unknown", reason="", message="")
+_UNKNOWN_ENFORCEMENT: Final = EnforcedDocument(status="Unknown", reason="", message="")
 _POOL: Final = "; isolated by the pool"
 _REFUSED: Final = "; claims for a single container are refused (cpuExclusivity: partition)"
 
@@ -59,7 +59,7 @@ def read_status(settings: Settings) -> Document:
         node = client.read("/v1/node", NodeDocument)
     except NoServiceError as error:
         return _from_files(settings, run, str(error))
-    lease = known(backend)
+    lease = facts_or_none(backend)
     kept = {_BY_KERNEL: format_cpu_list(lease.partitioned)} if lease and lease.partitioned else {}
     enforced = {one.uid: one.enforced for one in node.claims}
     return {
@@ -147,7 +147,9 @@ def _uses(cpus: Iterable[CpuDocument]) -> dict[str, str]:
 def _claim(
     record: AllocationRecord, containers: Sequence[ContainerReport], enforced: Mapping[str, EnforcedDocument]
 ) -> Document:
-    users = [one for one in containers if any(_is(use, record) for use in one.claims) and one.alive and not one.refused]
+    users = [
+        one for one in containers if any(_is_for(use, record) for use in one.claims) and one.alive and not one.refused
+    ]
     return {
         "claim": record.claim.full_name,
         "uid": record.claim.uid,
@@ -155,12 +157,12 @@ def _claim(
         "cpus": format_cpu_list(record.cpus_of()),
         "memory": [{"device": one.device, "bytes": one.size} for one in record.memory],
         "containers": [f"{one.pod_namespace}/{one.pod_name}/{one.name}" for one in users],
-        "enforced": enforced.get(record.claim.uid, _NOT_KNOWN).model_dump(mode="json"),
+        "enforced": enforced.get(record.claim.uid, _UNKNOWN_ENFORCEMENT).model_dump(mode="json"),
         "exclusivity": sorted({one.exclusivity for one in users if record.cpus} - {""}),
     }
 
 
-def _is(use: Any, record: AllocationRecord) -> bool:
+def _is_for(use: Any, record: AllocationRecord) -> bool:
     return (use.driver, use.uid) == (record.driver, record.claim.uid)
 
 
@@ -169,7 +171,7 @@ def status_screen(status: Document, *, wide: bool = False) -> str:
     source = f"dra-driver-numa {status['version']}" if status["source"] == "service" else "the service is down"
     kept = {_BY_KERNEL: status["cpus"][_BY_KERNEL]} if _BY_KERNEL in status["cpus"] else {}
     cpus = "  ".join(f"{use} {members or '-'}" for use, members in {**status["uses"], **kept}.items())
-    head = [f"{status['node']}: {source}", f"CPUs: {cpus}" + _kept_apart(status)]
+    head = [f"{status['node']}: {source}", f"CPUs: {cpus}" + _exclusivity_note(status)]
     parts = [*map(printable, head), _devices(status), _claims(status, wide=wide)]
     lines = [f"PROBLEM  {_notice(one)}" for one in status["problems"]] or ["no problems"]
     lines += [f"WARNING  {_notice(one)}" for one in status["warnings"]]
@@ -181,7 +183,7 @@ def _notice(one: Document) -> str:
     return f"{one['text']} [{', '.join(filter(None, (one['code'], one['cause'])))}]"
 
 
-def _kept_apart(status: Document) -> str:
+def _exclusivity_note(status: Document) -> str:
     """Describes how claims are enforced if the kernel does not keep other processes off claimed CPUs.
 
     Returns "" if it does: the list of CPUs by use already shows which CPUs the kernel keeps free of other processes.

@@ -49,7 +49,7 @@ class Cgroups:
     root: str
     controllers: frozenset[str] | None
     """Available controllers, or None if the tree is not version 2."""
-    passed_on: frozenset[str]
+    delegated: frozenset[str]
     """Contents of ``cgroup.subtree_control`` at the root."""
     pods: Mapping[str, frozenset[str]]
     """Contents of ``cgroup.subtree_control`` by path, for the cgroups above the pods."""
@@ -90,7 +90,7 @@ class KubeletConfig:
 
     Empty if it is not set, or if a part of the configuration that could not be read might set it.
     """
-    unseen: Unread | None = None
+    incomplete: Unread | None = None
     """Set if a part of the configuration could not be read. A setting that seems to be missing may be in that part."""
 
 
@@ -117,7 +117,7 @@ class Service:
     """``/v1/devices``: the devices that the service offers."""
 
     @property
-    def hindrances(self) -> tuple[str, ...]:
+    def refusal_reasons(self) -> tuple[str, ...]:
         """Reasons why this node accepts no claims, whatever they request. The backend's reasons are included once the
         backend has reported.
         """

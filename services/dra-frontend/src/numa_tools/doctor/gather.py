@@ -16,14 +16,14 @@ from dra_frontend.settings import Settings, open_host
 from numa_contract.records import AllocationRecord
 
 from numa_tools.doctor.facts import Claims, Facts, PodFault, Service
-from numa_tools.doctor.model import Unread, known
+from numa_tools.doctor.model import Unread, facts_or_none
 from numa_tools.doctor.runtime_in_use import reported_runtime, runtime_in_use, with_endpoint
-from numa_tools.doctor.sources.cluster import nobody_asked, read_cluster
+from numa_tools.doctor.sources.cluster import not_queried, read_cluster
 from numa_tools.doctor.sources.directories import read_claims, read_run_directory, read_sockets
 from numa_tools.doctor.sources.endpoint import find_service, read_service
-from numa_tools.doctor.sources.kernel import own_limits, read_cgroups, read_kernel
+from numa_tools.doctor.sources.kernel import open_file_limits, read_cgroups, read_kernel
 from numa_tools.doctor.sources.kubelet import choose_kubelet, read_given_kubelet
-from numa_tools.doctor.sources.runtimes import ELSEWHERE, read_given_runtime, read_runtimes
+from numa_tools.doctor.sources.runtimes import HOST_ROOT_REMEDY, read_given_runtime, read_runtimes
 
 
 def read_machine(settings: Settings) -> Inventory | Unread:
@@ -48,11 +48,11 @@ async def gather(settings: Settings, kubelet_config: str = "", runtime_config: s
     machine = await asyncio.to_thread(read_machine, settings)
     node = await asyncio.to_thread(_read_node, settings, machine)
     if settings.host_root != "/" and not config.kubeconfig:
-        cluster = dict(nobody_asked())
+        cluster = dict(not_queried())
     else:
         records = _records(node["service"], node["claims"])
         load = kubeconfig(config.kubeconfig)
-        cluster = dict(await read_cluster(load, settings.node_name, known(machine), records, config))
+        cluster = dict(await read_cluster(load, settings.node_name, facts_or_none(machine), records, config))
     asked = settings.host_root, config.kubelet_root_dir, name, cluster.pop("configz")
     node["kubelet"] = given or await asyncio.to_thread(choose_kubelet, *asked)
     reported = reported_runtime(cluster["node"], node["backend"])
@@ -60,7 +60,7 @@ async def gather(settings: Settings, kubelet_config: str = "", runtime_config: s
         node["runtime"] = await asyncio.to_thread(read_given_runtime, runtime_config, reported)
     else:
         found = with_endpoint(node["runtime"], node["kubelet"])
-        node["runtime"] = runtime_in_use(found, reported, ELSEWHERE)
+        node["runtime"] = runtime_in_use(found, reported, HOST_ROOT_REMEDY)
     return Facts(config=config, node_name=name, machine=machine, **node, **cluster)
 
 
@@ -71,7 +71,7 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
         for one in (config.run_dir, config.cgroup_root, config.kubelet_root_dir, config.cdi_dir)
     )
     service, backend = read_service(find_service(run, settings.pod_uid))
-    inventory, tree = known(machine), open_host(settings)
+    inventory, tree = facts_or_none(machine), open_host(settings)
     hardware = None if inventory is None else inventory.machine
     return {
         "kernel": read_kernel(tree),
@@ -83,7 +83,7 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
         "backend": backend,
         "run_directory": read_run_directory(run),
         "claims": read_claims(cdi),
-        "open_files": own_limits(),
+        "open_files": open_file_limits(),
     }
 
 
@@ -99,5 +99,5 @@ def _mounts(tree: FileTree) -> str:
 
 
 def _records(service: Service | Unread, claims: Claims | Unread) -> Sequence[AllocationRecord]:
-    source = known(claims) or known(service)
+    source = facts_or_none(claims) or facts_or_none(service)
     return source.records if source is not None else ()

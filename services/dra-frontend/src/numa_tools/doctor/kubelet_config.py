@@ -61,7 +61,7 @@ class Reading:
     """Parts of the configuration, in the order in which the kubelet applies them."""
     running: Mapping[str, str] = field(default_factory=dict)
     """Policy in use for each manager (``cpu``, ``memory``), from the running kubelet's state files."""
-    unseen: str = ""
+    incomplete: str = ""
     """Reason why parts may be missing, or "" if the reading is complete."""
 
 
@@ -145,18 +145,18 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
     """
     if not reading.parts and not reading.running:
         return None
-    merged, unseen = merge(reading.parts), reading.unseen
+    merged, incomplete = merge(reading.parts), reading.incomplete
     source = ", ".join(dict.fromkeys(part.origin for part in reading.parts)) or "the managers' state files"
     try:
         found = kubelet_config(merged.settings, source)
     except MalformedError as error:
         origin = merged.origins.get(_RESERVED_CPUS, source)
-        unseen = f"{origin}: {_RESERVED_CPUS}: {error}"
+        incomplete = f"{origin}: {_RESERVED_CPUS}: {error}"
         found = kubelet_config({**merged.settings, _RESERVED_CPUS: None}, source)
     configured = {
         manager: policy
         for manager, policy in found.configured.items()
-        if POLICIES[manager] in merged.origins or not unseen
+        if POLICIES[manager] in merged.origins or not incomplete
     }
     return replace(
         found,
@@ -166,8 +166,10 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
         running=reading.running,
         configured=configured,
         # A part that could not be read may set a different endpoint.
-        runtime_endpoint="" if unseen else found.runtime_endpoint,
-        unseen=Unread(f"part of the kubelet's configuration is not visible: {unseen}", remedy) if unseen else None,
+        runtime_endpoint="" if incomplete else found.runtime_endpoint,
+        incomplete=Unread(f"part of the kubelet's configuration is not visible: {incomplete}", remedy)
+        if incomplete
+        else None,
     )
 
 
@@ -181,13 +183,13 @@ def archived(kubelet: KubeletConfig) -> Document:
         _RESERVED_MEMORY: list(kubelet.reserved_memory),
         _ENDPOINT: kubelet.runtime_endpoint,
     }
-    unseen = kubelet.unseen
+    incomplete = kubelet.incomplete
     return {
         "source": kubelet.source,
         "settings": settings,
         "origins": dict(kubelet.origins),
         "running": dict(kubelet.running),
-        "unseen": None if unseen is None else {"why": unseen.why, "remedy": unseen.remedy},
+        "unseen": None if incomplete is None else {"why": incomplete.why, "remedy": incomplete.remedy},
     }
 
 
@@ -197,7 +199,7 @@ def unarchived(document: object) -> KubeletConfig:
         raise ConfigError("kubelet.json", ["was not written by gather"])
     settings, running = document["settings"], _texts(document.get("running"))
     found = kubelet_config(settings, str(document.get("source")))
-    unseen = _texts(document.get("unseen"))
+    incomplete = _texts(document.get("unseen"))
     configured = {manager: str(settings[key]) for manager, key in POLICIES.items() if settings.get(key)}
     return replace(
         found,
@@ -206,7 +208,7 @@ def unarchived(document: object) -> KubeletConfig:
         origins=_texts(document.get("origins")),
         running=running,
         configured=configured,
-        unseen=Unread(unseen.get("why", ""), unseen.get("remedy", "")) if document.get("unseen") else None,
+        incomplete=Unread(incomplete.get("why", ""), incomplete.get("remedy", "")) if document.get("unseen") else None,
     )
 
 

@@ -48,7 +48,7 @@ class Unread:
 
     why: str
     remedy: str
-    on_purpose: bool = False
+    intentional: bool = False
     """True if the source was skipped deliberately, so its absence is not a problem."""
 
 
@@ -60,7 +60,7 @@ def unknown(source: Unread) -> Finding:
 _Read = TypeVar("_Read")
 
 
-def known(source: _Read | Unread) -> _Read | None:
+def facts_or_none(source: _Read | Unread) -> _Read | None:
     """Returns the facts from a source, or None if the source could not be read."""
     return None if isinstance(source, Unread) else source
 
@@ -76,9 +76,9 @@ class Check:
     reads: tuple[str, ...]
     """Required fields of Facts, which are the first arguments to ``judge``."""
     judge: Callable[..., Iterable[Finding]]
-    also: tuple[str, ...] = ()
+    optional_reads: tuple[str, ...] = ()
     """Optional fields of Facts, which are the last arguments to ``judge``. Each of them may be an Unread."""
-    always: bool = False
+    accepts_unread: bool = False
     """True if ``judge`` also accepts an Unread, because it checks whether the source is readable."""
 
     @property
@@ -90,9 +90,9 @@ class Check:
         """Returns the findings; a healthy node has none. Never raises."""
         sources = [getattr(facts, name) for name in self.reads]
         for source in sources:
-            if isinstance(source, Unread) and not self.always:
+            if isinstance(source, Unread) and not self.accepts_unread:
                 return [unknown(source)]
-        more = [getattr(facts, name) for name in self.also]
+        more = [getattr(facts, name) for name in self.optional_reads]
         try:
             return list(self.judge(*sources, *more))
         except Exception as error:  # noqa: BLE001 - a fault in one check must not hide what the others find

@@ -20,7 +20,7 @@ from numa_node.runtimes.settings import CONTAINERD, CRI_O
 from numa_tools.doctor.facts import KubeletConfig
 from numa_tools.doctor.model import Unread
 from numa_tools.doctor.runtime_settings import (
-    NotTheKubeletsError,
+    CriDisabledError,
     RuntimeConfig,
     containerd_settings,
     crio_settings,
@@ -32,14 +32,14 @@ CRIO_STATUS: Final = "crio status config"
 _K3S: Final = ("k3s", "RKE2")
 _REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
 # First containerd 2 release whose dump includes settings for which the configuration files use the 1.7 names.
-_WHOLE_DUMPS: Final = (2, 0, 6)
+_COMPLETE_DUMPS: Final = (2, 0, 6)
 # For each dump version: the first containerd release that writes it, and the first later release that no longer writes
 # it.
 _DUMP_OF: Final = {2: ((1, 7), (2, 0)), 3: ((2, 0), (2, 3)), 4: ((2, 3), (3, 0))}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RuntimeInstallation:
     """A container runtime, as installed by a distribution."""
 
     owner: str
@@ -60,34 +60,38 @@ class Place:
         return f"{self.program}{option} config dump"
 
 
-_PLAIN: Final = Place(CONTAINERD, CONTAINERD, "/etc/containerd/config.toml", "/run/containerd/containerd.sock")
+_PLAIN: Final = RuntimeInstallation(
+    CONTAINERD, CONTAINERD, "/etc/containerd/config.toml", "/run/containerd/containerd.sock"
+)
 _K3S_SOCKET: Final = "/run/k3s/containerd/containerd.sock"
-PLACES: Final = (
+INSTALLATIONS: Final = (
     _PLAIN,
-    Place(
+    RuntimeInstallation(
         "k3s",
         CONTAINERD,
         "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
         _K3S_SOCKET,
         "/var/lib/rancher/k3s/data/current/bin/containerd",
     ),
-    Place(
+    RuntimeInstallation(
         "RKE2",
         CONTAINERD,
         "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
         _K3S_SOCKET,
         "/var/lib/rancher/rke2/bin/containerd",
     ),
-    Place("k0s", CONTAINERD, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock", "/var/lib/k0s/bin/containerd"),
-    Place(
+    RuntimeInstallation(
+        "k0s", CONTAINERD, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock", "/var/lib/k0s/bin/containerd"
+    ),
+    RuntimeInstallation(
         "MicroK8s",
         CONTAINERD,
         "/var/snap/microk8s/current/args/containerd.toml",
         "/var/snap/microk8s/common/run/containerd.sock",
         "/snap/microk8s/current/bin/containerd",
     ),
-    Place("Talos", CONTAINERD, "/etc/cri/containerd.toml", "/run/containerd/containerd.sock"),
-    Place(CRI_O, CRI_O, "/etc/crio/crio.conf", "/run/crio/crio.sock", "crio"),
+    RuntimeInstallation("Talos", CONTAINERD, "/etc/cri/containerd.toml", "/run/containerd/containerd.sock"),
+    RuntimeInstallation(CRI_O, CRI_O, "/etc/crio/crio.conf", "/run/crio/crio.sock", "crio"),
 )
 """Distributions and their paths, as stated in their documentation and systemd units."""
 
@@ -96,7 +100,7 @@ PLACES: Final = (
 class Candidate:
     """A runtime whose files are on the node."""
 
-    place: Place
+    installation: RuntimeInstallation
     documents: Documents
     """The configuration files, in the order in which the runtime reads them."""
     fault: str = ""
@@ -110,7 +114,7 @@ class Candidate:
     @property
     def path(self) -> str:
         """Path of the main configuration file."""
-        return self.documents[0][0] if self.documents else self.place.config
+        return self.documents[0][0] if self.documents else self.installation.config
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class FoundRuntimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ReportedRuntime:
     """A runtime as reported by the kubelet or by the runtime itself."""
 
     software: str
@@ -136,7 +140,7 @@ class Reported:
     """Text that follows the release, such as ``-k3s1``."""
 
 
-def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | Unread) -> Reported | None:
+def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | Unread) -> ReportedRuntime | None:
     """Returns the runtime in the Node's status, or else the one that the backend is connected to, or else None."""
     texts = []
     if not isinstance(node, Unread):
@@ -149,7 +153,7 @@ def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | 
         return None
     software = {"containerd": CONTAINERD, "cri-o": CRI_O, "crio": CRI_O}.get(found[1].lower(), found[1])
     release = tuple(int(found[number]) for number in (2, 3, 4)) if found[2] else None
-    return Reported(software, release, found[5])
+    return ReportedRuntime(software, release, found[5])
 
 
 def with_endpoint(found: FoundRuntimes, kubelet: KubeletConfig | Unread) -> FoundRuntimes:
@@ -161,13 +165,15 @@ def with_endpoint(found: FoundRuntimes, kubelet: KubeletConfig | Unread) -> Foun
     return replace(found, endpoint=configured or found.endpoint)
 
 
-def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: str) -> RuntimeConfig | Unread:
-    """Returns the settings of the kubelet's runtime. ``elsewhere`` is the remedy if the runtime's files are not
-    visible.
+def runtime_in_use(
+    found: FoundRuntimes, reported: ReportedRuntime | None, not_visible_remedy: str
+) -> RuntimeConfig | Unread:
+    """Returns the settings of the kubelet's runtime. ``not_visible_remedy`` is the remedy if the runtime's files are
+    not visible.
     """
-    left = _of_the_kubelet(found, reported)
+    left = _kubelet_candidates(found, reported)
     if not left:
-        return _nothing_seen(found, reported, elsewhere)
+        return _none_visible(found, reported, not_visible_remedy)
     useful = [one for one in left if _has_cri(one, reported)]
     if not useful:
         files = " and ".join(one.path for one in left)
@@ -176,22 +182,22 @@ def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: s
             _dump_remedy(_PLAIN.command),
         )
     if len(useful) > 1:
-        owners = " and ".join(f"{one.place.owner} ({one.path})" for one in useful)
+        owners = " and ".join(f"{one.installation.owner} ({one.path})" for one in useful)
         return Unread(
             f"which runtime the kubelet uses cannot be determined: the node has files from {owners}",
-            " or ".join(dict.fromkeys(_dump_remedy(one.place.command) for one in useful)),
+            " or ".join(dict.fromkeys(_dump_remedy(one.installation.command) for one in useful)),
         )
     return _config_of(useful[0], reported)
 
 
-def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unread:
+def given_runtime(text: str, reported: ReportedRuntime | None) -> RuntimeConfig | Unread:
     """Parses settings that a runtime printed. Raises RuntimeConfigError for any other output."""
     software, settings, dump = printed_settings(text)
     command = CRIO_STATUS if software == CRI_O else "containerd config dump"
     if reported is not None and reported.software != software:
         right = CRIO_STATUS if reported.software == CRI_O else "containerd config dump"
         return Unread(f"the given output is from {software}; the kubelet uses {reported.software}", _dump_remedy(right))
-    if dump is not None and (doubt := _doubt_of(dump, reported.release if reported else None)):
+    if dump is not None and (doubt := _dump_doubt(dump, reported.release if reported else None)):
         return doubt
     return RuntimeConfig(
         software,
@@ -204,7 +210,7 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
     )
 
 
-def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
+def _dump_doubt(dump: Dump, release: Release | None) -> Unread | None:
     """Returns the reason why a dump may not show the settings of the kubelet's containerd, or None if there is no such
     reason.
     """
@@ -215,7 +221,7 @@ def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
     if release is not None and not first <= release < end:
         why = f"the given dump is not from containerd {'.'.join(map(str, release))}, which the kubelet uses"
         return Unread(why, f"dump the configuration with the containerd that the kubelet uses; or {_NO_DUMP}")
-    if dump.of_2_0 and (release is None or release < _WHOLE_DUMPS):
+    if dump.of_2_0 and (release is None or release < _COMPLETE_DUMPS):
         why = "a dump from containerd 2.0.0 to 2.0.5 lacks settings for which the files use the 1.7 names"
         return Unread(why, f"update containerd; or {_NO_DUMP}")
     return None
@@ -235,46 +241,48 @@ def remedy_of(runtime: RuntimeConfig) -> str:
     return runtime.remedy or _dump_remedy(runtime.command)
 
 
-def _nothing_seen(found: FoundRuntimes, reported: Reported | None, elsewhere: str) -> Unread:
-    places = [one for one in PLACES if _may_be(one, reported)]
-    if not places:
+def _none_visible(found: FoundRuntimes, reported: ReportedRuntime | None, not_visible_remedy: str) -> Unread:
+    installations = [one for one in INSTALLATIONS if _may_match(one, reported)]
+    if not installations:
         why = (
             f"the kubelet uses {reported.software if reported else ''}, whose configuration this command does not read"
         )
         return Unread(why, "docs/runtime.md lists the settings that the driver needs")
     others = [one.path for one in found.candidates]
     why = f"the existing files belong to another runtime: {', '.join(others)}"
-    commands = dict.fromkeys(one.command for one in places if one.owner in (CONTAINERD, CRI_O, *_K3S))
+    commands = dict.fromkeys(one.command for one in installations if one.owner in (CONTAINERD, CRI_O, *_K3S))
     if reported is None:
         commands = dict.fromkeys((_PLAIN.command, CRIO_STATUS))
     return Unread(
         "the configuration of the container runtime that the kubelet uses is not visible from here: "
-        + (why if others else f"there is no {', '.join(one.config for one in places)}"),
+        + (why if others else f"there is no {', '.join(one.config for one in installations)}"),
         f"on the node as root, run {' or '.join(commands)}, and pass the output with --runtime-config "
         "(docs/doctor.md); "
-        f"or {elsewhere}",
+        f"or {not_visible_remedy}",
     )
 
 
-def _may_be(place: Place, reported: Reported | None) -> bool:
+def _may_match(installation: RuntimeInstallation, reported: ReportedRuntime | None) -> bool:
     """Returns True if the reported runtime may be the one that a distribution installs.
 
     Only the containerd of k3s and RKE2 has a version suffix.
     """
     return reported is None or (
-        place.software == reported.software and (place.owner in _K3S) == ("k3s" in reported.suffix)
+        installation.software == reported.software and (installation.owner in _K3S) == ("k3s" in reported.suffix)
     )
 
 
-def _of_the_kubelet(found: FoundRuntimes, reported: Reported | None) -> list[Candidate]:
+def _kubelet_candidates(found: FoundRuntimes, reported: ReportedRuntime | None) -> list[Candidate]:
     """Returns the candidates that the evidence does not rule out."""
-    left = [one for one in found.candidates if _may_be(one.place, reported)]
+    left = [one for one in found.candidates if _may_match(one.installation, reported)]
     if any(one.runs for one in found.candidates):
         left = [one for one in left if one.runs]
     sockets = [_path_of(found.endpoint)] if found.endpoint else found.sockets
     if sockets:
         serving = set(map(resolve_var_run, sockets))
-        left = [one for one in left if not one.place.socket or resolve_var_run(one.place.socket) in serving]
+        left = [
+            one for one in left if not one.installation.socket or resolve_var_run(one.installation.socket) in serving
+        ]
     return left
 
 
@@ -283,29 +291,29 @@ def _path_of(endpoint: str) -> str:
     return f"/{endpoint.removeprefix('unix:').lstrip('/')}"
 
 
-def _has_cri(candidate: Candidate, reported: Reported | None) -> bool:
+def _has_cri(candidate: Candidate, reported: ReportedRuntime | None) -> bool:
     try:
         _settings(candidate, reported)
-    except NotTheKubeletsError:
+    except CriDisabledError:
         return False
     return True
 
 
-def _settings(candidate: Candidate, reported: Reported | None) -> Mapping[str, Any]:
+def _settings(candidate: Candidate, reported: ReportedRuntime | None) -> Mapping[str, Any]:
     release = reported.release if reported else None
-    if candidate.place.software == CRI_O:
+    if candidate.installation.software == CRI_O:
         found: Mapping[str, Any] = crio_settings(candidate.documents, release)
     else:
         found = containerd_settings(candidate.documents, release)
     return unclear(candidate.fault) if candidate.fault else found
 
 
-def _config_of(candidate: Candidate, reported: Reported | None) -> RuntimeConfig:
-    place = candidate.place
+def _config_of(candidate: Candidate, reported: ReportedRuntime | None) -> RuntimeConfig:
+    installation = candidate.installation
     return RuntimeConfig(
-        software=place.software,
+        software=installation.software,
         source=candidate.path,
-        command=place.command,
+        command=installation.command,
         settings=_settings(candidate, reported),
         release=reported.release if reported else None,
         files=tuple(path for path, _ in candidate.documents),

@@ -89,12 +89,12 @@ _OPTIONAL: Final = (*REQUIRE_PLUGIN, "hugetlb")
 """Settings that some releases do not print."""
 
 
-class NotTheKubeletsError(ValueError):
+class CriDisabledError(ValueError):
     """Raised for the files of a containerd whose CRI service is disabled, which no kubelet can use."""
 
 
 def containerd_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
-    """Returns the settings from containerd's files, each a value or Unclear. Raises NotTheKubeletsError."""
+    """Returns the settings from containerd's files, each a value or Unclear. Raises CriDisabledError."""
     outcomes: dict[str, EffectiveConfig] = {}
     refusals: list[str] = []
     for rules in rules_for(release):
@@ -108,7 +108,7 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
     # A release that would read the files as disabling the CRI service cannot be the running release.
     outcomes = {name: one for name, one in outcomes.items() if one.has_cri}
     if not outcomes:
-        raise NotTheKubeletsError("disabled_plugins disables the CRI service")
+        raise CriDisabledError("disabled_plugins disables the CRI service")
     return {one.name: _agreed({name: _found(one, read) for name, read in outcomes.items()}) for one in SETTINGS}
 
 

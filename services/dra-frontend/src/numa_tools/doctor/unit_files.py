@@ -136,9 +136,9 @@ def arguments_of(service: Service, environment: Mapping[str, str], program: str)
     if ":" not in options:
         variables = {**_pairs(service.variables), **environment}
         split = list(_expanded(split, variables, may_be_elsewhere=service.sets_environment))
-    for place, word in enumerate(split):
+    for index, word in enumerate(split):
         if word.rpartition("/")[2] == program:
-            start = place + 1 + ("@" in options)
+            start = index + 1 + ("@" in options)
             return tuple(split[start:])
     raise UnitError(f"its ExecStart runs {split[0][:200] if split else 'nothing'}, not {program} directly")
 

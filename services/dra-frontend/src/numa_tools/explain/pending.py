@@ -14,15 +14,15 @@ from dra_frontend.allocation.claim import RefusedError, parse_claim
 from numa_contract.names import DRIVERS
 
 from numa_tools.explain.enforced import Problem, problem
-from numa_tools.explain.known import Known
+from numa_tools.explain.snapshot import NodeSnapshot
 from numa_tools.scheduling.claim_spec import ClaimSpec, DeviceClass, Request, read_claim_spec
 from numa_tools.scheduling.fit import Verdict
 from numa_tools.scheduling.manifests import Claim, Workload
 from numa_tools.scheduling.reading import ManifestError, mapping, value
 from numa_tools.scheduling.simulation import Simulation
 
-_CLEAR = "free resources on this node, request less, or use another node"
-_WAITS = (
+_FREE_RESOURCES = "free resources on this node, request less, or use another node"
+_WAIT_REASON = (
     "this node can serve the claim; if it stays pending, the pod itself does not fit (requests, taints, affinity) or "
     "is waiting for another claim: the pod's PodScheduled condition gives the reason (kubectl numa explain POD)"
 )
@@ -31,17 +31,19 @@ _UNPREPARED = "the claim is not prepared here"
 _EVENTS = "see the pod's Events: kubectl describe pod"
 
 
-def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
+def joined_devices(snapshot: NodeSnapshot, document: Mapping[str, Any]) -> frozenset[Key]:
     """Returns the other drivers' devices whose attributes affect the choice of a claim's CPUs.
 
     Returns no devices if the claim cannot be parsed.
     """
     with suppress(RefusedError):
-        return needed_devices(parse_claim(document), known.inventory)
+        return needed_devices(parse_claim(document), snapshot.inventory)
     return frozenset()
 
 
-def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> Problem | None:
+def allocation_problem(
+    snapshot: NodeSnapshot, document: Mapping[str, Any], node: str, others: OtherDevices
+) -> Problem | None:
     """Returns the reason why an allocated claim is not prepared here, or None if the claim has not been allocated."""
     try:
         view = parse_claim(document)
@@ -53,16 +55,16 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
             return problem(_UNPREPARED, f"it is allocated to node {names}", remedy)
         view.check_usable(view.claim.uid)
         for driver in (driver for driver, results in view.results.items() if results):
-            parsed = parse_driver_claim(view, driver, known.inventory, known.config, others=others)
-            allocate_claim(parsed, known.inventory, known.ledger)
+            parsed = parse_driver_claim(view, driver, snapshot.inventory, snapshot.config, others=others)
+            allocate_claim(parsed, snapshot.inventory, snapshot.ledger)
     except RefusedError as refusal:
         remedy = f"fix the cause given in the message; {_EVENTS}"
         return problem(_UNPREPARED, str(refusal), remedy)
     if not any(view.results.values()):
         why = "it is allocated, but none of its devices belong to this driver"
         return problem(_UNPREPARED, why, f"this driver has nothing to prepare; {_EVENTS}")
-    if hindered := "; ".join(known.hindrances):
-        why = f"it is allocated to this node and fits; {hindered}"
+    if reasons := "; ".join(snapshot.refusal_reasons):
+        why = f"it is allocated to this node and fits; {reasons}"
         return problem(_UNPREPARED, why, "run dra-frontend doctor, which suggests a remedy")
     why = "it is allocated to this node and fits; the kubelet has not asked the driver to prepare it yet"
     return problem(_UNPREPARED, why, _EVENTS)
@@ -104,7 +106,7 @@ def _row(one: Verdict) -> dict[str, Any]:
 
 
 def explain_pending(
-    known: Known,
+    snapshot: NodeSnapshot,
     document: Mapping[str, Any],
     classes: Mapping[str, DeviceClass],
     node: str,
@@ -118,31 +120,36 @@ def explain_pending(
     metadata = mapping(document, "metadata")
     namespace, name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
     found: dict[str, Any] = {"claim": f"{namespace}/{name}", "uid": metadata.get("uid", ""), "state": "pending"}
-    if unprepared := allocation_problem(known, document, node, others):
+    if unprepared := allocation_problem(snapshot, document, node, others):
         return found | {"state": "allocated"}, [unprepared]
     try:
         spec = read_claim_spec(mapping(document, "spec"))
     except ManifestError as error:
         return found, [problem("the claim cannot be explained", str(error), "change the claim")]
-    simulation = Simulation(known.inventory, known.config, classes, dict(known.files), held=known.ledger)
+    simulation = Simulation(
+        snapshot.inventory, snapshot.config, classes, dict(snapshot.files), held_resources=snapshot.ledger
+    )
     found["requests"], ours, faults = verdicts(simulation, spec)
-    hindered = [
-        problem("this node currently accepts no claims", one, "run dra-frontend doctor") for one in known.hindrances
+    refusals = [
+        problem("this node currently accepts no claims", one, "run dra-frontend doctor")
+        for one in snapshot.refusal_reasons
     ]
     unreadable = [
         problem("a request cannot be met on any node", one, "create the class, or change the claim") for one in faults
     ]
     if not ours:
         why = f"no request matches a device from {' or '.join(DRIVERS)} on this node"
-        return found, hindered + (unreadable or [problem("no device on this node fits", why, _CLEAR)])
+        return found, refusals + (unreadable or [problem("no device on this node fits", why, _FREE_RESOURCES)])
     names = {one.name for one in ours}
-    near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in spec.constraints)
-    row = simulation.run(Workload(name, (Claim(namespace, name, ClaimSpec(tuple(ours), near, spec.configs)),)), name)
+    constraints = tuple(replace(one, requests=one.requests or frozenset(names)) for one in spec.constraints)
+    row = simulation.run(
+        Workload(name, (Claim(namespace, name, ClaimSpec(tuple(ours), constraints, spec.configs)),)), name
+    )
     if row["fits"]:
-        found["wouldGet"], found["waitsFor"] = row["claims"][0]["devices"], _WAITS
-        return found, hindered + unreadable
+        found["wouldGet"], found["waitsFor"] = row["claims"][0]["devices"], _WAIT_REASON
+        return found, refusals + unreadable
     if row["fits"] is None:
         text = "it is unknown whether this node can serve the claim"
-        return found, hindered + unreadable + [problem(text, why, _UNDECIDED) for why in row["unknown"]]
+        return found, refusals + unreadable + [problem(text, why, _UNDECIDED) for why in row["unknown"]]
     who = "the scheduler finds no devices" if row["stage"] == "scheduling" else "the driver would reject it"
-    return found, hindered + unreadable + [problem(who, why, _CLEAR) for why in row["reasons"]]
+    return found, refusals + unreadable + [problem(who, why, _FREE_RESOURCES) for why in row["reasons"]]

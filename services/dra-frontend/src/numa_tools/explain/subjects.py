@@ -14,11 +14,11 @@ from numa_contract.quantity import format_quantity
 from numa_contract.records import AllocationRecord
 
 from numa_tools.explain.enforced import Problem, container_view, problem, problems_of, refused_remedy
-from numa_tools.explain.known import Known
+from numa_tools.explain.snapshot import NodeSnapshot
 from numa_tools.explain.why import claim_name, cpu_reasons
 from numa_tools.render import cpu_use
 
-Explained = tuple[dict[str, Any], list[Problem]]
+Explanation = tuple[dict[str, Any], list[Problem]]
 KINDS: Final = ("claim", "pod", "cpu", "device")
 # Without ``cpu/``, a number is read as a CPU only if it has at most five digits, since a claim's name may also consist
 # of digits.
@@ -44,51 +44,51 @@ def split_kind(subject: str) -> tuple[str, str]:
     return (kind, name) if kind in KINDS and name else ("", subject)
 
 
-def explain_known(known: Known, subject: str) -> Explained | None:
+def explain_subject(snapshot: NodeSnapshot, subject: str) -> Explanation | None:
     """Returns a subject's explanation, or None if the subject is unknown on this node.
 
     Raises UnknownSubjectError if ``cpu/`` is followed by something other than a single CPU number.
     """
     kind, name = split_kind(subject)
     if kind == "cpu":
-        return explain_cpu(known, int(name))
-    if kind in ("", "device") and name in known.devices:
-        return explain_device(known, name)
-    if kind in ("", "claim") and (uids := _claims_named(known, name)):
-        return _joined([explain_claim(known, uid) for uid in uids], "claims")
-    if kind in ("", "pod") and (uids := _pods_named(known, name)):
-        return _joined([explain_pod(known, uid) for uid in uids], "pods")
+        return explain_cpu(snapshot, int(name))
+    if kind in ("", "device") and name in snapshot.devices:
+        return explain_device(snapshot, name)
+    if kind in ("", "claim") and (uids := _claims_named(snapshot, name)):
+        return _merged([explain_claim(snapshot, uid) for uid in uids], "claims")
+    if kind in ("", "pod") and (uids := _pods_named(snapshot, name)):
+        return _merged([explain_pod(snapshot, uid) for uid in uids], "pods")
     return None
 
 
-def _joined(found: Sequence[Explained], key: str) -> Explained:
+def _merged(found: Sequence[Explanation], key: str) -> Explanation:
     if len(found) == 1:
         return found[0]
     return {key: [one for one, _ in found]}, [each for _, problems in found for each in problems]
 
 
-def _same(asked: str, namespace: str, name: str, uid: str) -> bool:
+def _matches(asked: str, namespace: str, name: str, uid: str) -> bool:
     return asked in (uid, name, f"{namespace}/{name}")
 
 
-def _claims_named(known: Known, asked: str) -> list[str]:
-    claims = {record.claim.uid: record.claim for record in known.ledger.records}
-    return [uid for uid, claim in claims.items() if _same(asked, claim.namespace, claim.name, uid)]
+def _claims_named(snapshot: NodeSnapshot, asked: str) -> list[str]:
+    claims = {record.claim.uid: record.claim for record in snapshot.ledger.records}
+    return [uid for uid, claim in claims.items() if _matches(asked, claim.namespace, claim.name, uid)]
 
 
-def _pods_named(known: Known, asked: str) -> list[str]:
-    return sorted({uid for uid, namespace, name in _pods(known) if _same(asked, namespace, name, uid)})
+def _pods_named(snapshot: NodeSnapshot, asked: str) -> list[str]:
+    return sorted({uid for uid, namespace, name in _pods(snapshot) if _matches(asked, namespace, name, uid)})
 
 
-def _pods(known: Known) -> set[tuple[str, str, str]]:
+def _pods(snapshot: NodeSnapshot) -> set[tuple[str, str, str]]:
     """Returns the UID, namespace and name of every known pod."""
-    reserved = {(pod.uid, one.claim.namespace, pod.name) for one in known.ledger.records for pod in one.reserved_for}
-    return reserved | {(one.pod_uid, one.pod_namespace, one.pod_name) for one in known.containers}
+    reserved = {(pod.uid, one.claim.namespace, pod.name) for one in snapshot.ledger.records for pod in one.reserved_for}
+    return reserved | {(one.pod_uid, one.pod_namespace, one.pod_name) for one in snapshot.containers}
 
 
-def explain_claim(known: Known, uid: str) -> Explained:
+def explain_claim(snapshot: NodeSnapshot, uid: str) -> Explanation:
     """Returns a prepared claim's resources, the reasons why they were chosen, and how they are enforced."""
-    records = known.records_of(uid)
+    records = snapshot.records_of(uid)
     first = records[0]
     found: dict[str, Any] = {
         "claim": first.claim.full_name,
@@ -96,56 +96,56 @@ def explain_claim(known: Known, uid: str) -> Explained:
         "state": "prepared",
         "pods": [pod.name for pod in first.reserved_for],
         "sharing": first.sharing,
-        "has": [row for record in records for row in _given(known, record)],
-        "containers": [container_view(known, one) for one in known.users(uid)],
+        "has": [row for record in records for row in _allocated_rows(snapshot, record)],
+        "containers": [container_view(snapshot, one) for one in snapshot.users(uid)],
     }
     if any(record.rebuilt for record in records):
         found["rebuilt"] = "the record was lost and rebuilt from the CPUs of the claim's containers"
-    return found, problems_of(known, records)
+    return found, problems_of(snapshot, records)
 
 
-def _given(known: Known, record: AllocationRecord) -> list[dict[str, Any]]:
+def _allocated_rows(snapshot: NodeSnapshot, record: AllocationRecord) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for part in record.cpus:
-        place = {"driver": record.driver, "request": part.request, "device": part.device}
-        rows.append({**place, "cpus": format_cpu_list(part.cpus), "why": cpu_reasons(known, record, part)})
+        source = {"driver": record.driver, "request": part.request, "device": part.device}
+        rows.append({**source, "cpus": format_cpu_list(part.cpus), "why": cpu_reasons(snapshot, record, part)})
     for memory in record.memory:
-        place = {"driver": record.driver, "request": memory.request, "device": memory.device}
-        said = record.memory_parameters_of(memory.request).model_dump(mode="json", exclude_defaults=True)
+        source = {"driver": record.driver, "request": memory.request, "device": memory.device}
+        parameters = record.memory_parameters_of(memory.request).model_dump(mode="json", exclude_defaults=True)
         amount = {"bytes": memory.size, "pageBytes": memory.page_bytes, "numaNode": memory.numa_node}
-        rows.append({**place, **amount, **({"parameters": said} if said else {})})
+        rows.append({**source, **amount, **({"parameters": parameters} if parameters else {})})
     return rows
 
 
-def explain_pod(known: Known, uid: str) -> Explained:
+def explain_pod(snapshot: NodeSnapshot, uid: str) -> Explanation:
     """Returns a pod's claims and containers."""
-    reports = [one for one in known.containers if one.pod_uid == uid]
+    reports = [one for one in snapshot.containers if one.pod_uid == uid]
     # The backend's reports on the containers are searched in addition to the records, because a rejected container may
     # name a claim whose record does not name the pod yet.
     named = frozenset[str]().union(*(one.named_claims for one in reports))
-    records = known.ledger.records
+    records = snapshot.ledger.records
     claims = {one.claim.uid: None for one in records if one.reserves(uid) or one.claim.uid in named}
-    names = {(namespace, name) for each, namespace, name in _pods(known) if each == uid}
-    found = [explain_claim(known, claim) for claim in claims]
+    names = {(namespace, name) for each, namespace, name in _pods(snapshot) if each == uid}
+    found = [explain_claim(snapshot, claim) for claim in claims]
     problems = [each for _, several in found for each in several]
     view = {
         "pod": "/".join(min(names)),
         "uid": uid,
         "claims": [one for one, _ in found],
-        "containers": [container_view(known, one) for one in reports],
+        "containers": [container_view(snapshot, one) for one in reports],
     }
     refused = [one for one in reports if one.refused and all(one.refused != each["why"] for each in problems)]
     problems += [problem(f"container {one.name} was refused", one.refused, refused_remedy(one)) for one in refused]
     return view, problems
 
 
-def explain_cpu(known: Known, number: int) -> Explained | None:
+def explain_cpu(snapshot: NodeSnapshot, number: int) -> Explanation | None:
     """Returns a CPU's location and user, and the mechanism that keeps other processes off it.
 
     Returns None if the CPU does not exist.
     """
-    machine = known.inventory.machine
-    uid = known.ledger.cpu_holders().get(number)
+    machine = snapshot.inventory.machine
+    uid = snapshot.ledger.cpu_holders().get(number)
     cpu = machine.cpus.get(number)
     if cpu is None and uid is None and number not in machine.offline | machine.possible:
         return None
@@ -154,14 +154,14 @@ def explain_cpu(known: Known, number: int) -> Explained | None:
         siblings = {one.id for one in machine.cpus.values() if one.core == cpu.core}
         found |= {"core": format_cpu_list(siblings), "l3": cpu.l3, "numaNode": cpu.numa_node, "socket": cpu.package}
         found |= {"coreType": str(cpu.core_type), "isolcpus": number in machine.isolcpus}
-    devices = [name for name, (_, one) in known.devices.items() if isinstance(one, CpuDevice) and number in one.cpus]
+    devices = [name for name, (_, one) in snapshot.devices.items() if isinstance(one, CpuDevice) and number in one.cpus]
     found["device"] = devices[0] if devices else None
-    found["use"] = _use(known, number, uid, online=cpu is not None)
+    found["use"] = _use(snapshot, number, uid, online=cpu is not None)
     if uid is None:
         return found, []
-    if not known.records_of(uid):
+    if not snapshot.records_of(uid):
         return found | {"claimUid": uid}, []
-    claim, problems = explain_claim(known, uid)
+    claim, problems = explain_claim(snapshot, uid)
     if cpu is None:
         problems.append(
             problem(
@@ -173,57 +173,57 @@ def explain_cpu(known: Known, number: int) -> Explained | None:
     return found | {"claim": claim["claim"], "claimUid": uid, "containers": claim["containers"]}, problems
 
 
-def _remark(known: Known, uid: str) -> str:
-    if known.records_of(uid):
+def _remark(snapshot: NodeSnapshot, uid: str) -> str:
+    if snapshot.records_of(uid):
         return ""
-    if any(uid == other for _, other in known.releasing):
+    if any(uid == other for _, other in snapshot.releasing):
         return ", which is being released: one of its containers may still be running"
     return ", whose record is unknown"
 
 
-def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
+def _use(snapshot: NodeSnapshot, number: int, uid: str | None, *, online: bool) -> str:
     """Describes a CPU's use: the term that the web page also shows, followed by the claim to which the CPU is allocated
     or, if there is none, by an explanation of the term.
     """
     if uid is not None:
-        word = _use_of_claimed(known, number, uid) if online else "offline"
-        return f"{word}: claimed by {claim_name(known, uid)}{_remark(known, uid)}"
-    reserved = number in known.inventory.reserved_cpus
+        word = _use_of_claimed(snapshot, number, uid) if online else "offline"
+        return f"{word}: claimed by {claim_name(snapshot, uid)}{_remark(snapshot, uid)}"
+    reserved = number in snapshot.inventory.reserved_cpus
     if not online:
         return cpu_use("offline") + (", even though reservedCPUs includes it" if reserved else "")
     if reserved:
         return f"{cpu_use('reserved')} (reservedCPUs)"
-    if number in known.inventory.withheld_cpus:
+    if number in snapshot.inventory.withheld_cpus:
         return f"{cpu_use('withheld')} (withheldCPUs)"
     return cpu_use("pool")
 
 
-def _use_of_claimed(known: Known, number: int, uid: str) -> str:
-    record = next((one for one in known.records_of(uid) if one.cpus), None)
-    users = [one for one in known.containers if one.alive and any(use.uid == uid for use in one.claims)]
+def _use_of_claimed(snapshot: NodeSnapshot, number: int, uid: str) -> str:
+    record = next((one for one in snapshot.records_of(uid) if one.cpus), None)
+    users = [one for one in snapshot.containers if one.alive and any(use.uid == uid for use in one.claims)]
     return claimed_cpu_use(record, number, users[-1].exclusivity if users else "")
 
 
-def explain_device(known: Known, name: str) -> Explained:
+def explain_device(snapshot: NodeSnapshot, name: str) -> Explanation:
     """Returns a device's capacity, the amount allocated to each user, and the free amount."""
-    driver, device = known.devices[name]
-    shown = next((one for one in known.published if one.name == name), None)
+    driver, device = snapshot.devices[name]
+    shown = next((one for one in snapshot.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)
     # A released claim and the claim that replaces it have the same name.
     claimed = Counter[str]()
-    for (owner, uid), file in sorted({**known.releasing, **known.files}.items()):
+    for (owner, uid), file in sorted({**snapshot.releasing, **snapshot.files}.items()):
         if owner == driver and (amount := _amount(file, device)):
-            claimed[claim_name(known, uid)] += amount
+            claimed[claim_name(snapshot, uid)] += amount
     found: dict[str, Any] = {
         "device": name,
         "driver": driver,
         "attributes": dict(device.attributes),
         "capacity": format_quantity(device.amount, binary=binary),
-        "free": format_quantity(_free(known, device), binary=binary),
+        "free": format_quantity(_free(snapshot, device), binary=binary),
         "claims": {claim: format_quantity(amount, binary=binary) for claim, amount in claimed.items()},
     }
     if isinstance(device, CpuDevice):
-        found |= {"cpus": format_cpu_list(device.cpus), "freeCpus": format_cpu_list(_free_cpus(known, device))}
+        found |= {"cpus": format_cpu_list(device.cpus), "freeCpus": format_cpu_list(_free_cpus(snapshot, device))}
     problems = []
     if shown and shown.health != "healthy":
         found["health"] = shown.health
@@ -235,14 +235,14 @@ def explain_device(known: Known, name: str) -> Explained:
     return found, problems
 
 
-def _free_cpus(known: Known, device: CpuDevice) -> frozenset[int]:
-    return device.cpus - known.ledger.held_cpus()
+def _free_cpus(snapshot: NodeSnapshot, device: CpuDevice) -> frozenset[int]:
+    return device.cpus - snapshot.ledger.held_cpus()
 
 
-def _free(known: Known, device: Device) -> int:
+def _free(snapshot: NodeSnapshot, device: Device) -> int:
     if isinstance(device, CpuDevice):
-        return len(_free_cpus(known, device))
-    return max(0, device.amount - known.ledger.claimed_bytes().get(device.name, 0))
+        return len(_free_cpus(snapshot, device))
+    return max(0, device.amount - snapshot.ledger.claimed_bytes().get(device.name, 0))
 
 
 def _amount(file: ClaimFile, device: Device) -> int:

@@ -47,7 +47,7 @@ def _claim(found: Mapping[str, Any]) -> Iterator[str]:
     pods = f", for pod {', '.join(found['pods'])}" if found.get("pods") else ""
     yield f"Claim {found['claim']} ({found['uid']}): {found['state']}{pods}"
     for row in found.get("has", ()):
-        yield from _indented(_given(row))
+        yield from _indented(_allocated_row(row))
     for row in found.get("requests", ()):
         yield from _indented(_request(row))
     for row in found.get("wouldGet", ()):
@@ -60,7 +60,7 @@ def _claim(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_INDENT}{found['rebuilt']}"
 
 
-def _given(row: Mapping[str, Any]) -> Iterator[str]:
+def _allocated_row(row: Mapping[str, Any]) -> Iterator[str]:
     if "cpus" not in row:
         size = format_quantity(row["bytes"], binary=True)
         page = format_quantity(row["pageBytes"], binary=True)

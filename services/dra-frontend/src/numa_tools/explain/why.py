@@ -18,7 +18,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters
 from pydantic import ValidationError
 
-from numa_tools.explain.known import Known
+from numa_tools.explain.snapshot import NodeSnapshot
 
 
 def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
@@ -47,14 +47,14 @@ def parameter_view(parameters: CpuParameters) -> dict[str, Any]:
     return {"strategy": parameters.strategy, **given}
 
 
-def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> dict[str, Any]:
+def cpu_reasons(snapshot: NodeSnapshot, record: AllocationRecord, part: CpuAllocation) -> dict[str, Any]:
     """Returns the reasons why a request got its CPUs.
 
     If there was no choice, or if the choice can no longer be reconstructed, the result contains a message that says so,
     instead of the candidate places.
     """
-    inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
-    _, device = known.devices.get(part.device, ("", None))
+    inventory, uid, parameters = snapshot.inventory, record.claim.uid, record.parameters_of(part.request)
+    _, device = snapshot.devices.get(part.device, ("", None))
     found: dict[str, Any] = {"parameters": parameter_view(parameters), "shape": shape(inventory.machine, part.cpus)}
     if not part.cpus:
         return {**found, "text": "the record lists no CPUs for this request, so there was nothing to choose"}
@@ -69,37 +69,37 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
     if part.joined:
         joined = {one.attribute: list(one.values) for one in part.joined}
         found["joined"], device = joined, replace(device, cpus=cpus_with_values(inventory, device, joined))
-    held = known.ledger.held_cpus(ignoring=uid) | (record.cpus_of() - part.cpus)
-    found["taken"] = _taken(known, device, uid)
+    held = snapshot.ledger.held_cpus(ignoring=uid) | (record.cpus_of() - part.cpus)
+    found["taken"] = _taken(snapshot, device, uid)
     found["free"] = format_cpu_list(device.cpus - held - part.cpus)
     found["places"] = _places(inventory, device, held, part.cpus, parameters)
-    return {**found, **_again(inventory, device, held, part.cpus, parameters)}
+    return {**found, **_repeated_allocation(inventory, device, held, part.cpus, parameters)}
 
 
 def _of_another_release(parameters: CpuParameters) -> bool:
-    said = parameters.model_dump(by_alias=True, include={"strategy", "l3", "numa", "isolcpus", "core_type"})
+    settings = parameters.model_dump(by_alias=True, include={"strategy", "l3", "numa", "isolcpus", "core_type"})
     try:
-        CpuConfig.model_validate(said)
+        CpuConfig.model_validate(settings)
     except ValidationError:
         return True
     return False
 
 
-def _taken(known: Known, device: CpuDevice, ignoring: str) -> list[dict[str, str]]:
+def _taken(snapshot: NodeSnapshot, device: CpuDevice, ignoring: str) -> list[dict[str, str]]:
     by_claim: dict[str, set[int]] = {}
-    for cpu, uid in known.ledger.cpu_holders(ignoring=ignoring).items():
+    for cpu, uid in snapshot.ledger.cpu_holders(ignoring=ignoring).items():
         if cpu in device.cpus:
             by_claim.setdefault(uid, set()).add(cpu)
-    return [{"claim": claim_name(known, uid), "cpus": format_cpu_list(cpus)} for uid, cpus in by_claim.items()]
+    return [{"claim": claim_name(snapshot, uid), "cpus": format_cpu_list(cpus)} for uid, cpus in by_claim.items()]
 
 
-def claim_name(known: Known, uid: str) -> str:
+def claim_name(snapshot: NodeSnapshot, uid: str) -> str:
     """Returns a claim's namespace and name, or its UID if no record contains them."""
-    released = [file.record for (_, other), file in known.releasing.items() if other == uid and file.record]
-    return next((one.claim.full_name for one in [*known.records_of(uid), *released]), uid)
+    released = [file.record for (_, other), file in snapshot.releasing.items() if other == uid and file.record]
+    return next((one.claim.full_name for one in [*snapshot.records_of(uid), *released]), uid)
 
 
-def _again(
+def _repeated_allocation(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> dict[str, Any]:
     try:
@@ -120,7 +120,7 @@ def _places(
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [
         {
-            "place": _named(place),
+            "place": _place_name(place),
             "cpus": format_cpu_list(place.cpus),
             "size": place.size,
             "wholeCores": len(place.whole),
@@ -130,7 +130,7 @@ def _places(
     ]
 
 
-def _named(place: Place) -> str:
+def _place_name(place: Place) -> str:
     l3 = "" if place.l3 is None else f"L3 of CPU {place.l3}, "
     return f"{l3}NUMA node {place.node}"
 

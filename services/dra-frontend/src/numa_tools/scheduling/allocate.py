@@ -33,16 +33,16 @@ from typing import Any, Final
 from dra_frontend.allocation.claim import MAX_RESULTS
 
 from numa_tools.scheduling.claim_spec import ClaimSpec, DeviceClass, SubRequest
-from numa_tools.scheduling.constraints import Agreement, Effort
-from numa_tools.scheduling.fit import Candidate, InUse, Verdict, budget, class_of, matching, verdict
-from numa_tools.scheduling.pod_requests import Option, PodRequest, pod_requests, room, too_large, unmet
-from numa_tools.scheduling.published import Key, Published
+from numa_tools.scheduling.constraints import ClaimConstraints, Effort
+from numa_tools.scheduling.fit import AllocatedDevices, Candidate, Verdict, budget, class_of, matching, verdict
+from numa_tools.scheduling.pod_requests import Option, PodRequest, device_limits, pod_requests, too_large, unmet
+from numa_tools.scheduling.published import Key, SliceDevice
 from numa_tools.scheduling.reading import ManifestError
 
 # The scheduler gives up after 10 s (DRASchedulerFilterTimeout). A search that reaches the limit below takes only a few
 # seconds.
 _MAX_EFFORT: Final = 2_000_000
-_MAX_TOGETHER: Final = 640
+_MAX_REQUESTED: Final = 640
 """Maximum total number of requests and requested devices in all claims. It is limited because the search recurses once
 for each of them.
 """
@@ -76,7 +76,7 @@ class Choice:
     claim: int
     """Index of the claim among the pod's claims."""
     subrequest: SubRequest
-    device: Published
+    device: SliceDevice
     consumed: Mapping[str, Fraction] | None
 
 
@@ -84,19 +84,19 @@ class Search:
     """A search on one node: its devices, the cluster's classes, the devices in use and the choices made so far."""
 
     def __init__(
-        self, devices: Sequence[Published], classes: Mapping[str, DeviceClass], in_use: InUse | None = None
+        self, devices: Sequence[SliceDevice], classes: Mapping[str, DeviceClass], in_use: AllocatedDevices | None = None
     ) -> None:
         self._devices, self._classes = devices, classes
-        self.in_use = in_use or InUse()
+        self.in_use = in_use or AllocatedDevices()
         # Shared by all calls to verdicts(), because explain makes one call for each request.
         self._budget = budget()
         self._requests: list[PodRequest] = []
-        self._room: list[int] = []
+        self._device_limits: list[int] = []
         self._claims: Sequence[ClaimSpec] = ()
-        self._agreements: list[Agreement] = []
+        self._constraints: list[ClaimConstraints] = []
         self._chosen: list[Choice] = []
         self._taken: Counter[int] = Counter()
-        self._steps, self._effort, self._limited = 0, Effort(), False
+        self._steps, self._effort, self._limit_reached = 0, Effort(), False
         self._exact = True
         self._disputed: set[Key] = set()
 
@@ -112,8 +112,8 @@ class Search:
             if reasons := too_large(self._requests) or unmet(self._requests, self.in_use):
                 raise UnschedulableError(reasons)
             self._check_size()
-            self._room = room(self._requests)
-            return self._certain()
+            self._device_limits = device_limits(self._requests)
+            return self._choose_devices()
         except ManifestError as error:
             raise UnschedulableError([str(error)]) from error
         except UndecidedError:
@@ -126,7 +126,7 @@ class Search:
         tried = ((option.subrequest, one.device) for option in options for one in option.found if one.usable)
         return {device.key for subrequest, device in tried if not verdict(subrequest, device, self.in_use).why}
 
-    def _certain(self) -> list[Choice]:
+    def _choose_devices(self) -> list[Choice]:
         """Returns the devices that the scheduler would choose. Raises UnschedulableError or UndecidedError.
 
         Requests for all devices are checked first, since the scheduler evaluates their selectors before it searches.
@@ -144,18 +144,18 @@ class Search:
         except UndecidedError:
             if self._search(exact=False, keep=False):
                 raise
-        raise UnschedulableError([f"each request can be met, but not all of them together{self._limits()}"])
+        raise UnschedulableError([f"each request can be met, but not all of them together{self._limits_text()}"])
 
     def _search(self, *, exact: bool, keep: bool = True) -> bool:
         """Returns True if the requests can be met together. In that case, also marks their devices as in use if
         ``keep`` is true.
         """
-        self._steps, self._effort, self._limited = 0, Effort(), False
-        self._agreements = [Agreement(one.constraints, self._effort) for one in self._claims]
+        self._steps, self._effort, self._limit_reached = 0, Effort(), False
+        self._constraints = [ClaimConstraints(one.constraints, self._effort) for one in self._claims]
         self._chosen, self._taken, self._exact = [], Counter(), exact
         before, done = self.in_use.copy(), False
         try:
-            done = self._from(0)
+            done = self._search_from(0)
         finally:
             if not done or not keep:
                 self.in_use = before
@@ -163,9 +163,9 @@ class Search:
 
     def _check_size(self) -> None:
         """Raises UndecidedError if there are too many requests and devices for one search."""
-        most = sum(1 + max((option.count for option in one.options), default=0) for one in self._requests)
-        if most > _MAX_TOGETHER:
-            many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
+        size = sum(1 + max((option.count for option in one.options), default=0) for one in self._requests)
+        if size > _MAX_REQUESTED:
+            many = f"{len(self._requests)} requests for {size - len(self._requests)} devices"
             raise UndecidedError([f"{many} are too many to simulate at once; split them into several pods"])
 
     def verdicts(self, subrequest: SubRequest) -> list[Verdict]:
@@ -181,21 +181,25 @@ class Search:
         judged = ((one, verdict(subrequest, one.device, self.in_use)) for one in option.found if one.usable)
         return [replace(each, unknown="" if each.why else one.unknown) for one, each in judged]
 
-    def _from(self, place: int) -> bool:
+    def _search_from(self, request_index: int) -> bool:
         """Returns True if all requests from an index onward can be met. If so, also marks their devices as in use."""
-        if place == len(self._requests):
+        if request_index == len(self._requests):
             return True
-        request = self._requests[place]
-        left = self._room[place] - self._taken[request.claim]
+        request = self._requests[request_index]
+        left = self._device_limits[request_index] - self._taken[request.claim]
         for option in request.options:
-            self._limited |= option.count > left
+            self._limit_reached |= option.count > left
             found = option.found if self._exact else option.possible
-            if found and option.count <= left and self._devices_for(place, option.subrequest, found, option.count, 0):
+            if (
+                found
+                and option.count <= left
+                and self._devices_for(request_index, option.subrequest, found, option.count, 0)
+            ):
                 return True
         return False
 
     def _devices_for(
-        self, place: int, subrequest: SubRequest, found: Sequence[Candidate], left: int, start: int
+        self, request_index: int, subrequest: SubRequest, found: Sequence[Candidate], left: int, start: int
     ) -> bool:
         """Returns True if the remaining devices of a request can be chosen and all later requests can then be met. If
         so, also marks their devices as in use.
@@ -203,24 +207,24 @@ class Search:
         Each device comes after the previous one in the list, so a request never gets the same shared device twice.
         """
         for index in range(start, len(found) - left + 1):
-            self._check_certain(found[index])
+            self._check_selectors(found[index])
             one = verdict(subrequest, found[index].device, self.in_use)
             self._check_undisputed(one)
-            if self._take(self._requests[place].claim, subrequest, one):
+            if self._try_device(self._requests[request_index].claim, subrequest, one):
                 if (
-                    self._from(place + 1)
+                    self._search_from(request_index + 1)
                     if left == 1
-                    else self._devices_for(place, subrequest, found, left - 1, index + 1)
+                    else self._devices_for(request_index, subrequest, found, left - 1, index + 1)
                 ):
                     return True
-                self._give_back()
+                self._undo_last()
         # The scheduler also evaluates the selectors for the remaining devices, even though too few devices are left to
         # meet the request.
         for other in found[max(start, len(found) - left + 1) :]:
-            self._check_certain(other)
+            self._check_selectors(other)
         return False
 
-    def _check_certain(self, candidate: Candidate) -> None:
+    def _check_selectors(self, candidate: Candidate) -> None:
         """Raises UndecidedError if a selector's value for the device is unknown, and UnschedulableError if evaluating a
         selector fails.
         """
@@ -237,23 +241,23 @@ class Search:
             text = f"device {one.device.name} may be allocated to an earlier claim whose outcome is unknown"
             raise UndecidedError([text])
 
-    def _take(self, claim: int, subrequest: SubRequest, one: Verdict) -> bool:
+    def _try_device(self, claim: int, subrequest: SubRequest, one: Verdict) -> bool:
         """Allocates a device and returns True, unless its verdict or one of the claim's constraints rules it out."""
-        self._count(one.device)
-        if one.why or not self._agreements[claim].add(subrequest.name, one.device):
+        self._charge(one.device)
+        if one.why or not self._constraints[claim].add(subrequest.name, one.device):
             return False
         self._chosen.append(Choice(claim, subrequest, one.device, one.consumed))
         self._taken[claim] += 1
         self.in_use.add(one.device.key, one.consumed)
         return True
 
-    def _give_back(self) -> None:
+    def _undo_last(self) -> None:
         last = self._chosen.pop()
         self._taken[last.claim] -= 1
         self.in_use.add(last.device.key, last.consumed, -1)
-        self._agreements[last.claim].remove(last.subrequest.name, last.device)
+        self._constraints[last.claim].remove(last.subrequest.name, last.device)
 
-    def _count(self, device: Published) -> None:
+    def _charge(self, device: SliceDevice) -> None:
         """Adds the cost of trying a device to the search's total cost. Raises UndecidedError if the total exceeds the
         limit.
         """
@@ -264,13 +268,13 @@ class Search:
             text = f"no devices found in {self._steps} combinations, and the scheduler may give up as well"
             raise _TooManyStepsError([f"{text}: request fewer devices in total{simpler}"])
 
-    def _limits(self) -> str:
+    def _limits_text(self) -> str:
         """Returns the end of the error message, which names the constraints, and the limit on a claim's devices if the
         search reached it.
         """
         shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
         with_that = f" under the {' and '.join(shared)} constraints" if shared else ""
-        return with_that + (f", with at most {MAX_RESULTS} devices for each claim" if self._limited else "")
+        return with_that + (f", with at most {MAX_RESULTS} devices for each claim" if self._limit_reached else "")
 
 
 def allocated(

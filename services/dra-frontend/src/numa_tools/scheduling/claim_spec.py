@@ -127,17 +127,17 @@ def _request(document: Mapping[str, Any]) -> Request:
     if document.get("firstAvailable"):
 
         def subrequest(sub: Mapping[str, Any]) -> SubRequest:
-            return _wish(f"{name}/{value(sub, 'name', str)}", sub)
+            return _subrequest(f"{name}/{value(sub, 'name', str)}", sub)
 
         return Request(name, items(document, "firstAvailable", subrequest, _MAX_ALTERNATIVES))
     if document.get("exactly") is None:
         old = "deviceClassName" in document
         form = "this is the resource.k8s.io/v1beta1 form; in v1, these fields belong inside exactly" if old else ""
         raise ManifestError(f"{name}: has neither exactly nor firstAvailable" + (f": {form}" if form else ""))
-    return Request(name, (_wish(name, mapping(document, "exactly")),))
+    return Request(name, (_subrequest(name, mapping(document, "exactly")),))
 
 
-def _wish(name: str, document: Mapping[str, Any]) -> SubRequest:
+def _subrequest(name: str, document: Mapping[str, Any]) -> SubRequest:
     mode = value(document, "allocationMode", str, "ExactCount")
     if mode not in ("ExactCount", "All"):
         raise ManifestError(f"{name}: allocationMode: must be ExactCount or All")
@@ -158,8 +158,8 @@ def _wish(name: str, document: Mapping[str, Any]) -> SubRequest:
 
 def _toleration(document: Mapping[str, Any]) -> Toleration:
     exists = value(document, "operator", str, "Equal") == "Exists"
-    said = None if exists else value(document, "value", str, "")
-    return Toleration(value(document, "key", str, ""), said, value(document, "effect", str, ""))
+    tolerated_value = None if exists else value(document, "value", str, "")
+    return Toleration(value(document, "key", str, ""), tolerated_value, value(document, "effect", str, ""))
 
 
 def _constraint(document: Mapping[str, Any]) -> Constraint:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from numa_tools.scheduling.claim_spec import Constraint
-from numa_tools.scheduling.published import Published, Values
+from numa_tools.scheduling.published import SliceDevice, Values
 
-_PIECE: Final = 8
+_VALUES_PER_COMPARISON: Final = 8
 """Number of values in a list attribute that together cost as much to compare as a single value."""
 
 
@@ -24,7 +24,7 @@ class Effort:
     spent: int = 0
 
 
-class _Held(Protocol):
+class _ConstraintState(Protocol):
     def add(self, values: Values) -> bool:
         """Adds one more device's values and returns True, or returns False if the constraint would then fail."""
 
@@ -32,7 +32,7 @@ class _Held(Protocol):
         """Removes the values that were added last."""
 
 
-class _Common:
+class _MatchAttribute:
     """A matchAttribute constraint: all devices share a value."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Common:
         self._shared.pop()
 
 
-class _Distinct:
+class _DistinctAttribute:
     """A distinctAttribute constraint: no two devices share a value."""
 
     def __init__(self) -> None:
@@ -64,39 +64,39 @@ class _Distinct:
         self._seen -= values
 
 
-class Agreement:
+class ClaimConstraints:
     """All constraints in one claim."""
 
     def __init__(self, constraints: Iterable[Constraint], effort: Effort) -> None:
         self._effort = effort
-        self._all: list[tuple[Constraint, _Held]] = [
-            (one, _Distinct() if one.distinct else _Common()) for one in constraints
+        self._all: list[tuple[Constraint, _ConstraintState]] = [
+            (one, _DistinctAttribute() if one.distinct else _MatchAttribute()) for one in constraints
         ]
-        self._covering: dict[str, list[tuple[str, _Held]]] = {}
+        self._covering: dict[str, list[tuple[str, _ConstraintState]]] = {}
 
-    def _of(self, request: str) -> list[tuple[str, _Held]]:
+    def _constraints_on(self, request: str) -> list[tuple[str, _ConstraintState]]:
         """Returns the constraints that apply to a request or subrequest, each with its attribute."""
         if request not in self._covering:
-            self._covering[request] = [(one.attribute, held) for one, held in self._all if one.covers(request)]
+            self._covering[request] = [(one.attribute, state) for one, state in self._all if one.covers(request)]
         return self._covering[request]
 
-    def add(self, request: str, device: Published) -> bool:
+    def add(self, request: str, device: SliceDevice) -> bool:
         """Adds a device to a request and returns True, or returns False if a constraint would then fail. Also adds the
         cost of this step to the total.
         """
-        covering = self._of(request)
-        for place, (attribute, held) in enumerate(covering):
+        covering = self._constraints_on(request)
+        for index, (attribute, state) in enumerate(covering):
             values = device.values(attribute)
-            self._effort.spent += 1 + len(values) // _PIECE
-            if not held.add(values):
-                self._remove(covering[:place], device)
+            self._effort.spent += 1 + len(values) // _VALUES_PER_COMPARISON
+            if not state.add(values):
+                self._remove(covering[:index], device)
                 return False
         return True
 
-    def remove(self, request: str, device: Published) -> None:
+    def remove(self, request: str, device: SliceDevice) -> None:
         """Removes the device that was added last."""
-        self._remove(self._of(request), device)
+        self._remove(self._constraints_on(request), device)
 
-    def _remove(self, covering: Iterable[tuple[str, _Held]], device: Published) -> None:
-        for attribute, held in covering:
-            held.remove(device.values(attribute))
+    def _remove(self, covering: Iterable[tuple[str, _ConstraintState]], device: SliceDevice) -> None:
+        for attribute, state in covering:
+            state.remove(device.values(attribute))

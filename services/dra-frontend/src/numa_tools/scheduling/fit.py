@@ -14,7 +14,7 @@ from numa_tools.cel.evaluate import selected
 from numa_tools.cel.tokens import CelUnsupportedError
 from numa_tools.cel.values import Budget, CelError
 from numa_tools.scheduling.claim_spec import DeviceClass, SubRequest
-from numa_tools.scheduling.published import Key, Published, Share
+from numa_tools.scheduling.published import DeviceCapacity, Key, SliceDevice
 from numa_tools.scheduling.reading import ManifestError
 
 NO_CLASS: Final = "there is no DeviceClass"
@@ -26,11 +26,11 @@ _HUGEPAGES: Final = "dra.hugepages-"
 _EXHAUSTED: Final = "the preceding selectors used up the evaluation limit"
 _MAX_SHOWN: Final = 400
 """Maximum number of characters of a selector that are shown in a message."""
-_KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
+_REPELLING_EFFECTS: Final = ("NoSchedule", "NoExecute")
 
 
 @dataclass(slots=True)
-class InUse:
+class AllocatedDevices:
     """The devices that are allocated to claims."""
 
     whole: set[Key] = field(default_factory=set)
@@ -47,11 +47,11 @@ class InUse:
         for name, amount in consumed.items():
             sums[name] = sums.get(name, Fraction(0)) + sign * amount
 
-    def copy(self) -> "InUse":
+    def copy(self) -> "AllocatedDevices":
         """Returns an independent copy."""
-        return InUse(set(self.whole), {key: dict(sums) for key, sums in self.parts.items()})
+        return AllocatedDevices(set(self.whole), {key: dict(sums) for key, sums in self.parts.items()})
 
-    def free(self, device: Published, capacity: str) -> Fraction:
+    def free(self, device: SliceDevice, capacity: str) -> Fraction:
         """Returns the amount of a capacity that is still free."""
         used = self.parts.get(device.key, {}).get(capacity, Fraction(0))
         return max(Fraction(0), device.capacity[capacity].value - used)
@@ -61,7 +61,7 @@ class InUse:
 class Verdict:
     """Result of comparing one device with one request."""
 
-    device: Published
+    device: SliceDevice
     why: Callable[[], str] | None = None
     """Function that returns the reason why the device does not meet the request, or None if the device meets it.
 
@@ -96,7 +96,7 @@ class Candidate:
     admit the device, may admit it, or cause an error when they are evaluated for it.
     """
 
-    device: Published
+    device: SliceDevice
     unknown: str = ""
     """Selector whose value for this device is unknown, or "" if the device is admitted."""
     failed: str = ""
@@ -111,7 +111,7 @@ class Candidate:
 
 
 def matching(
-    subrequest: SubRequest, device_class: DeviceClass, devices: Iterable[Published], whole: Budget
+    subrequest: SubRequest, device_class: DeviceClass, devices: Iterable[SliceDevice], shared_budget: Budget
 ) -> list[Candidate]:
     """Returns the devices that the selectors of a request and its DeviceClass do not exclude. The selectors share one
     budget.
@@ -120,13 +120,13 @@ def matching(
         (f"DeviceClass {subrequest.device_class}: selectors[{n}]", e) for n, e in enumerate(device_class.selectors)
     ]
     selectors += [(f"request {subrequest.name}: selectors[{n}]", e) for n, e in enumerate(subrequest.selectors)]
-    if whole.exhausted and selectors:
+    if shared_budget.exhausted and selectors:
         return [Candidate(device, f"{selectors[0][0]}: cannot be evaluated: {_EXHAUSTED}") for device in devices]
-    found = (_admitted(selectors, device, whole) for device in devices)
+    found = (_admitted(selectors, device, shared_budget) for device in devices)
     return [one for one in found if one is not None]
 
 
-def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Budget) -> Candidate | None:
+def _admitted(selectors: Iterable[tuple[str, str]], device: SliceDevice, shared_budget: Budget) -> Candidate | None:
     """Evaluates the selectors in the scheduler's order until one is false or its evaluation fails.
 
     If this happens after an unknown selector, the device is excluded but remains in the list: evaluating the
@@ -135,7 +135,7 @@ def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Bu
     unknown = ""
     for where, expression in selectors:
         try:
-            if not selected(expression, device.in_cel, whole):
+            if not selected(expression, device.cel_value, shared_budget):
                 return Candidate(device, unknown, excluded=True) if unknown else None
         except CelError as error:
             remedy = (
@@ -147,19 +147,19 @@ def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Bu
             return Candidate(device, unknown, failed, excluded=True)
         except CelUnsupportedError as error:
             unknown = unknown or f"{where}: cannot be evaluated: {error}: {shown(expression, _MAX_SHOWN)}"
-            if whole.exhausted:
+            if shared_budget.exhausted:
                 break
     return Candidate(device, unknown)
 
 
-def verdict(subrequest: SubRequest, device: Published, in_use: InUse) -> Verdict:
+def verdict(subrequest: SubRequest, device: SliceDevice, in_use: AllocatedDevices) -> Verdict:
     """Compares a request with a device that its selectors admit."""
-    for key, said, effect in device.taints:
+    for key, taint_value, effect in device.taints:
         tolerated = any(
-            one.key in ("", key) and one.value in (None, said) and one.effect in ("", effect)
+            one.key in ("", key) and one.value in (None, taint_value) and one.effect in ("", effect)
             for one in subrequest.tolerations
         )
-        if effect in _KEEPS_AWAY and not tolerated:
+        if effect in _REPELLING_EFFECTS and not tolerated:
             return Verdict(device, partial("has the taint {}".format, key))
     if device.key in in_use.whole:
         return Verdict(device, _allocated)
@@ -172,47 +172,49 @@ def _allocated() -> str:
     return "is allocated to a claim"
 
 
-def _unknown(device: Published, names: Iterable[str]) -> str:
+def _unknown(device: SliceDevice, names: Iterable[str]) -> str:
     return f"has no capacity {min(names)} (it has: {', '.join(sorted(device.capacity)) or 'none'})"
 
 
-def _whole(subrequest: SubRequest, device: Published, in_use: InUse) -> Verdict:
+def _whole(subrequest: SubRequest, device: SliceDevice, in_use: AllocatedDevices) -> Verdict:
     if in_use.parts.get(device.key):
         return Verdict(device, _allocated)
-    for name, asked in subrequest.capacity.items():
-        share = device.capacity[name]
-        if asked > share.value:
-            return Verdict(device, partial(_too_large, name, share, asked))
+    for name, requested in subrequest.capacity.items():
+        capacity = device.capacity[name]
+        if requested > capacity.value:
+            return Verdict(device, partial(_too_large, name, capacity, requested))
     return Verdict(device)
 
 
-def _too_large(name: str, share: Share, asked: Fraction) -> str:
-    return f"has {share.text(share.value)} of {name}, {share.text(asked)} requested"
+def _too_large(name: str, capacity: DeviceCapacity, requested: Fraction) -> str:
+    return f"has {capacity.text(capacity.value)} of {name}, {capacity.text(requested)} requested"
 
 
-def _shared(subrequest: SubRequest, device: Published, in_use: InUse) -> Verdict:
+def _shared(subrequest: SubRequest, device: SliceDevice, in_use: AllocatedDevices) -> Verdict:
     consumed = {}
-    for name, share in device.capacity.items():
-        asked = subrequest.capacity.get(name)
-        amount = share.consumed(asked)
+    for name, capacity in device.capacity.items():
+        requested = subrequest.capacity.get(name)
+        amount = capacity.consumed(requested)
         if amount is None:
-            return Verdict(device, partial(_too_much, name, share, share.default if asked is None else asked))
+            return Verdict(
+                device, partial(_too_much, name, capacity, capacity.default if requested is None else requested)
+            )
         if amount > (free := in_use.free(device, name)):
-            return Verdict(device, partial(_too_little, name, share, free, amount))
+            return Verdict(device, partial(_too_little, name, capacity, free, amount))
         consumed[name] = amount
     return Verdict(device, consumed=consumed)
 
 
-def _too_much(name: str, share: Share, asked: Fraction) -> str:
-    largest = share.choices[-1] if share.choices else share.maximum or share.value
-    return f"allows at most {share.text(largest)} of {name}, {share.text(asked)} requested"
+def _too_much(name: str, capacity: DeviceCapacity, requested: Fraction) -> str:
+    largest = capacity.choices[-1] if capacity.choices else capacity.maximum or capacity.value
+    return f"allows at most {capacity.text(largest)} of {name}, {capacity.text(requested)} requested"
 
 
-def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> str:
-    return f"{share.text(free)} of {share.text(share.value)} {name} free, {share.text(wanted)} requested"
+def _too_little(name: str, capacity: DeviceCapacity, free: Fraction, wanted: Fraction) -> str:
+    return f"{capacity.text(free)} of {capacity.text(capacity.value)} {name} free, {capacity.text(wanted)} requested"
 
 
-def named(subrequest: SubRequest, count: int, verdicts: Sequence[Verdict]) -> str:
+def unmet_reason(subrequest: SubRequest, count: int, verdicts: Sequence[Verdict]) -> str:
     """Returns the reason why a request for ``count`` devices could not be met even if there were no other requests, or
     "" if it could be met.
     """

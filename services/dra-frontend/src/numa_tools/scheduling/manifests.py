@@ -91,7 +91,7 @@ class Manifests:
         try:
             self._add(kind, document)
         except ManifestError as error:
-            raise ManifestError(f"{kind}{_named(document)}: {error}") from error
+            raise ManifestError(f"{kind}{_name_suffix(document)}: {error}") from error
 
     def _add(self, kind: str, document: Mapping[str, Any]) -> None:
         if kind not in _DEFINITIONS:
@@ -101,17 +101,17 @@ class Manifests:
         name = value(metadata, "namespace", str, "default"), _name_of(metadata)
         match kind:
             case "ResourceClaim":
-                name = self._numbered(kind, name)
+                name = self._unique_name(kind, name)
                 self.claims[name] = Claim(*name, read_claim_spec(mapping(document, "spec")))
             case "ResourceClaimTemplate":
-                name = self._numbered(kind, name)
+                name = self._unique_name(kind, name)
                 self.templates[name] = Claim(*name, read_claim_spec(mapping(document, "spec", "spec")))
             case "DeviceClass":
                 self.classes[name[1]] = read_class(document)
             case "ResourceSlice":
                 self.slices.append(document)
 
-    def _numbered(self, kind: str, name: Name) -> Name:
+    def _unique_name(self, kind: str, name: Name) -> Name:
         """Returns a unique name. A number is appended to a generated name that is already in use."""
         if not name[1].endswith("*"):
             return name
@@ -135,7 +135,7 @@ class Manifests:
         if len(self.pods) > _MAX_PODS:
             raise ManifestError(f"the files have more than {_MAX_PODS} pods and pod templates")
 
-    def with_all(self, other: "Manifests") -> "Manifests":
+    def merged_with(self, other: "Manifests") -> "Manifests":
         """Returns new Manifests with the objects from this instance and from ``other``."""
         return Manifests(
             self.claims | other.claims,
@@ -145,11 +145,11 @@ class Manifests:
             self.pods + other.pods,
         )
 
-    def of_claims(self) -> list[Workload]:
+    def claim_workloads(self) -> list[Workload]:
         """Returns a workload for each claim and claim template."""
         return [Workload(claim.name, (claim,)) for claim in (*self.claims.values(), *self.templates.values())]
 
-    def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
+    def pod_workloads(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
         """Returns the pods with their claims from ``definitions``. Raises a ManifestError that names the pod."""
         users: Counter[Name] = Counter()
         for (namespace, _), template in self.pods:
@@ -160,17 +160,17 @@ class Manifests:
                 workload = _workload(name, template.spec, definitions, classes, users)
             except ManifestError as error:
                 raise ManifestError(f"pod {name[1]}: {error}") from error
-            found.append(replace(workload, notes=(*workload.notes, *_number(template))))
+            found.append(replace(workload, notes=(*workload.notes, *_pod_count_note(template))))
         return found
 
 
-def _number(template: PodTemplate) -> Iterable[str]:
+def _pod_count_note(template: PodTemplate) -> Iterable[str]:
     """Yields a note if several pods are created from a template, since only one of them is simulated."""
     if template.pods > 1:
         yield f"only one of its template's {template.pods} pods is simulated; -n N simulates N on this node"
 
 
-def _named(document: Mapping[str, Any]) -> str:
+def _name_suffix(document: Mapping[str, Any]) -> str:
     """Returns an object's name for an error message, preceded by a space, or "" if the object has no name."""
     metadata = document.get("metadata")
     name = metadata.get("name", metadata.get("generateName")) if isinstance(metadata, dict) else None
@@ -211,7 +211,7 @@ def _workload(
     # An init container releases its claims when it exits, unless it is a sidecar.
     lasting = [one for one in containers if one not in before or one.get("restartPolicy") == "Always"]
     claims = {inner: replace(one, users=_users(inner, lasting)) for inner, one in claims.items()}
-    if claims and not any(map(_requests, (spec, *containers))):
+    if claims and not any(map(_determines_qos, (spec, *containers))):
         notes.append(
             "no container requests cpu or memory: the pod is BestEffort and will be killed first (docs/workloads.md)"
         )
@@ -230,7 +230,7 @@ def _users(claim: str, containers: Iterable[Mapping[str, Any]]) -> tuple[str, ..
     )
 
 
-def _requests(document: Mapping[str, Any]) -> bool:
+def _determines_qos(document: Mapping[str, Any]) -> bool:
     """Returns True if the pod or one of its containers requests resources that determine the QoS class."""
     resources = mapping(document, "resources")
     return bool({"cpu", "memory"} & {*mapping(resources, "requests"), *mapping(resources, "limits")})
@@ -269,16 +269,16 @@ def _extended(
     requests, notes = [], []
     for index, container in enumerate(containers):
         resources = mapping(container, "resources")
-        asked = quantities(resources, "limits") | quantities(resources, "requests")
-        for place, resource in enumerate(sorted(asked)):
-            if not asked[resource] or resource in _NODE_RESOURCES or resource.startswith("hugepages-"):
+        requested = quantities(resources, "limits") | quantities(resources, "requests")
+        for position, resource in enumerate(sorted(requested)):
+            if not requested[resource] or resource in _NODE_RESOURCES or resource.startswith("hugepages-"):
                 continue
-            served = next(
+            device_class = next(
                 (one for one in classes.values() if resource in (one.extended_resource, _IMPLICIT + one.name)), None
             )
-            if served is None:
+            if device_class is None:
                 notes.append(f"{resource}: no DeviceClass provides this resource, so it is not simulated")
                 continue
-            subrequest = {"deviceClassName": served.name, "count": int(asked[resource])}
-            requests.append({"name": f"container-{index}-request-{place}", "exactly": subrequest})
+            subrequest = {"deviceClassName": device_class.name, "count": int(requested[resource])}
+            requests.append({"name": f"container-{index}-request-{position}", "exactly": subrequest})
     return read_claim_spec({"devices": {"requests": requests}}), notes

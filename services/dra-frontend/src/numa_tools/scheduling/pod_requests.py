@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from dra_frontend.allocation.claim import MAX_RESULTS
 
 from numa_tools.scheduling.claim_spec import ClaimSpec, DeviceClass, SubRequest
-from numa_tools.scheduling.fit import Candidate, InUse, budget, class_of, matching, named, verdict
-from numa_tools.scheduling.published import Published
+from numa_tools.scheduling.fit import AllocatedDevices, Candidate, budget, class_of, matching, unmet_reason, verdict
+from numa_tools.scheduling.published import SliceDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Option:
         possible = self.possible
         return 1 if possible and possible[0].unknown else len(possible)
 
-    def missing(self, in_use: InUse) -> str:
+    def missing(self, in_use: AllocatedDevices) -> str:
         """Returns the reason why this alternative fails even without the other requests, or "" if it does not."""
         verdicts = [verdict(self.subrequest, one.device, in_use) for one in self.possible]
-        reason = named(self.subrequest, self.count, verdicts)
+        reason = unmet_reason(self.subrequest, self.count, verdicts)
         return reason and (self.failed or f"request {self.subrequest.name}: {reason}")
 
 
@@ -81,29 +81,29 @@ class PodRequest:
     options: tuple[Option, ...]
 
     @property
-    def least(self) -> int:
+    def min_devices(self) -> int:
         """Minimum number of devices that the request needs."""
         return min((option.count for option in self.options), default=0)
 
 
 def pod_requests(
-    claims: Sequence[ClaimSpec], classes: Mapping[str, DeviceClass], devices: Sequence[Published]
+    claims: Sequence[ClaimSpec], classes: Mapping[str, DeviceClass], devices: Sequence[SliceDevice]
 ) -> list[PodRequest]:
     """Returns all requests in order. Raises ManifestError if a class is missing, which is also an error in the
     scheduler.
     """
-    requests = [(place, request) for place, claim in enumerate(claims) for request in claim.requests]
+    requests = [(claim_index, request) for claim_index, claim in enumerate(claims) for request in claim.requests]
     for _, request in requests:
         for subrequest in request.subrequests:
             class_of(subrequest, classes)
-    whole = budget()
+    shared_budget = budget()
     found = []
-    for place, request in requests:
+    for claim_index, request in requests:
         options = (
-            Option(subrequest, matching(subrequest, class_of(subrequest, classes), devices, whole))
+            Option(subrequest, matching(subrequest, class_of(subrequest, classes), devices, shared_budget))
             for subrequest in request.subrequests
         )
-        found.append(PodRequest(place, request.name, tuple(options)))
+        found.append(PodRequest(claim_index, request.name, tuple(options)))
     return found
 
 
@@ -112,14 +112,14 @@ def too_large(requests: Sequence[PodRequest]) -> list[str]:
     reasons = []
     for claim in sorted({one.claim for one in requests}):
         own = [one for one in requests if one.claim == claim]
-        if (least := sum(one.least for one in own)) > MAX_RESULTS:
+        if (min_devices := sum(one.min_devices for one in own)) > MAX_RESULTS:
             names = ", ".join(one.name for one in own)
-            limit = f"number of requested devices {least} exceeds the claim limit of {MAX_RESULTS}"
+            limit = f"number of requested devices {min_devices} exceeds the claim limit of {MAX_RESULTS}"
             reasons.append(f"requests {names}: {limit}; split the claim into several claims")
     return reasons
 
 
-def unmet(requests: Sequence[PodRequest], in_use: InUse) -> list[str]:
+def unmet(requests: Sequence[PodRequest], in_use: AllocatedDevices) -> list[str]:
     """Returns the reasons why requests cannot be met, one for each alternative of a request.
 
     Only requests that could not be met even without the other requests are included.
@@ -131,14 +131,14 @@ def unmet(requests: Sequence[PodRequest], in_use: InUse) -> list[str]:
     return reasons
 
 
-def room(requests: Sequence[PodRequest]) -> list[int]:
+def device_limits(requests: Sequence[PodRequest]) -> list[int]:
     """Returns, for each request, the maximum number of devices that this request and the claim's earlier requests may
     get together.
 
     This is the maximum for the whole claim, minus the minimum number of devices that the claim's later requests need.
     """
-    found, behind = [], Counter[int]()
+    found, later = [], Counter[int]()
     for one in reversed(requests):
-        found.append(MAX_RESULTS - behind[one.claim])
-        behind[one.claim] += one.least
+        found.append(MAX_RESULTS - later[one.claim])
+        later[one.claim] += one.min_devices
     return found[::-1]

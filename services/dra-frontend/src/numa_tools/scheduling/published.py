@@ -23,7 +23,7 @@ _MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class DeviceCapacity:
     """One capacity of a device, with its policy for requests that consume part of that capacity."""
 
     value: Fraction
@@ -36,9 +36,9 @@ class Share:
     """Valid amounts in ascending order. If empty, any amount from the minimum to the maximum is valid."""
     binary: bool = False
 
-    def consumed(self, asked: Fraction | None) -> Fraction | None:
+    def consumed(self, requested: Fraction | None) -> Fraction | None:
         """Rounds a requested amount up as the policy requires. Returns None if no valid amount is large enough."""
-        amount = self.default if asked is None else asked
+        amount = self.default if requested is None else requested
         if self.choices:
             return next((one for one in self.choices if one >= amount), None)
         if self.minimum is not None:
@@ -57,7 +57,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Published:
+class SliceDevice:
     """A published device."""
 
     driver: str
@@ -65,7 +65,7 @@ class Published:
     name: str
     attributes: Mapping[str, Any]
     """Values by attribute name; the name includes the domain. A list is a Python list, and a version is a Semver."""
-    capacity: Mapping[str, Share]
+    capacity: Mapping[str, DeviceCapacity]
     """Capacities, by published name."""
     shared: bool
     """True if several claims can each consume part of the device until the device's capacity is used up."""
@@ -83,16 +83,16 @@ class Published:
         A list attribute (KEP-5491) may have several values, any other attribute has one, and a missing attribute has
         none.
         """
-        return self.listed.get(attribute, _NONE)
+        return self.attribute_values.get(attribute, _NONE)
 
     @cached_property
-    def listed(self) -> Mapping[str, Values]:
+    def attribute_values(self) -> Mapping[str, Values]:
         """All attributes in the form that :meth:`values` returns."""
         listed = {name: one if isinstance(one, list) else [one] for name, one in self.attributes.items()}
         return {name: frozenset(map(_comparable, all_of_it)) for name, all_of_it in listed.items()}
 
     @cached_property
-    def in_cel(self) -> Mapping[str, Any]:
+    def cel_value(self) -> Mapping[str, Any]:
         """The device as a CEL selector sees it."""
         return {
             "driver": self.driver,
@@ -115,7 +115,7 @@ def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
     return Domains(domains)
 
 
-def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
+def slices_of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
     """Returns the slices that belong to a node and those that are not tied to one node. Raises ManifestError.
 
     If the slices name at most one node, all of them are returned, even if that node's name is not ``node``: the files
@@ -132,16 +132,20 @@ def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
             f"or pass only one node's slices ({alone})"
         )
     specs = [(one, mapping(one, "spec")) for one in documents]
-    return [{**one, "spec": _part(spec, node)} for one, spec in specs if value(spec, "nodeName", str, node) == node]
+    return [
+        {**one, "spec": _without_other_nodes(spec, node)}
+        for one, spec in specs
+        if value(spec, "nodeName", str, node) == node
+    ]
 
 
 def _nodes(spec: Mapping[str, Any]) -> set[str]:
     """Returns the nodes named by a slice or its devices."""
-    places = [spec, *items(spec, "devices", lambda one: one)] if spec.get("perDeviceNodeSelection") else [spec]
-    return {value(one, "nodeName", str, "") for one in places} - {""}
+    specs = [spec, *items(spec, "devices", lambda one: one)] if spec.get("perDeviceNodeSelection") else [spec]
+    return {value(one, "nodeName", str, "") for one in specs} - {""}
 
 
-def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
+def _without_other_nodes(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
     """Returns a slice without those devices that are available only on other nodes."""
     if not spec.get("perDeviceNodeSelection"):
         return spec
@@ -149,16 +153,16 @@ def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
     return {**spec, "devices": [one for one in devices if value(one, "nodeName", str, node) == node]}
 
 
-def read_slices(documents: Iterable[Mapping[str, Any]]) -> list[Published]:
+def read_slices(documents: Iterable[Mapping[str, Any]]) -> list[SliceDevice]:
     """Reads the devices in each pool's newest generation, in the scheduler's order. Raises ManifestError."""
     named = sorted(((value(mapping(one, "metadata"), "name", str), one) for one in documents), key=lambda one: one[0])
     specs = [(name, mapping(one, "spec")) for name, one in named]
     pools: dict[tuple[str, str], list[tuple[int, str, Mapping[str, Any]]]] = {}
     for name, spec in specs:
         pool = mapping(spec, "pool")
-        place = value(spec, "driver", str), value(pool, "name", str)
-        pools.setdefault(place, []).append((value(pool, "generation", int, 0), name, spec))
-    found: list[Published] = []
+        pool_key = value(spec, "driver", str), value(pool, "name", str)
+        pools.setdefault(pool_key, []).append((value(pool, "generation", int, 0), name, spec))
+    found: list[SliceDevice] = []
     for (driver, pool_name), slices in sorted(pools.items()):
         newest = max(generation for generation, _, _ in slices)
         for _, name, spec in (one for one in slices if one[0] == newest):
@@ -169,17 +173,17 @@ def read_slices(documents: Iterable[Mapping[str, Any]]) -> list[Published]:
     return found
 
 
-def _device(driver: str, pool: str, document: Mapping[str, Any]) -> Published:
+def _device(driver: str, pool: str, document: Mapping[str, Any]) -> SliceDevice:
     attributes = {}
     for name, found in mapping(document, "attributes").items():
         attributes[name if "/" in name else f"{driver}/{name}"] = _attribute(name, found)
     capacity = mapping(document, "capacity")
-    return Published(
+    return SliceDevice(
         driver=driver,
         pool=pool,
         name=value(document, "name", str),
         attributes=attributes,
-        capacity={name: _share(mapping(capacity, name)) for name in capacity},
+        capacity={name: _capacity(mapping(capacity, name)) for name in capacity},
         shared=value(document, "allowMultipleAllocations", bool, False),
         taints=items(document, "taints", _taint),
     )
@@ -187,33 +191,33 @@ def _device(driver: str, pool: str, document: Mapping[str, Any]) -> Published:
 
 def _attribute(name: str, found: Any) -> Any:
     """Reads an attribute's value or list of values. Raises ManifestError."""
-    said = list(found.values()) if isinstance(found, dict) else []
-    each = said[0] if said and isinstance(said[0], list) else said
-    if len(said) != 1 or not all(isinstance(one, str | int) for one in each):
+    values = list(found.values()) if isinstance(found, dict) else []
+    each = values[0] if values and isinstance(values[0], list) else values
+    if len(values) != 1 or not all(isinstance(one, str | int) for one in each):
         raise ManifestError(f"attributes.{name}: must have exactly one typed value, or one list of such values")
     if next(iter(found)) not in ("version", "versions"):
-        return said[0]
+        return values[0]
     try:
         versions = [Semver(str(one)) for one in each]
     except CelError as error:
         raise ManifestError(f"attributes.{name}: {error}") from error
-    return versions if isinstance(said[0], list) else versions[0]
+    return versions if isinstance(values[0], list) else versions[0]
 
 
 def _taint(document: Mapping[str, Any]) -> tuple[str, str, str]:
     return value(document, "key", str), value(document, "value", str, ""), value(document, "effect", str)
 
 
-def _share(document: Mapping[str, Any]) -> Share:
+def _capacity(document: Mapping[str, Any]) -> DeviceCapacity:
     total = quantity(document.get("value"))
     policy = mapping(document, "requestPolicy")
     span = mapping(policy, "validRange")
 
-    def amount(place: Mapping[str, Any], key: str) -> Fraction | None:
-        return None if place.get(key) is None else quantity(place[key])
+    def amount(fields: Mapping[str, Any], key: str) -> Fraction | None:
+        return None if fields.get(key) is None else quantity(fields[key])
 
     default = amount(policy, "default")
-    return Share(
+    return DeviceCapacity(
         value=total,
         default=total if default is None else default,
         minimum=amount(span, "min"),

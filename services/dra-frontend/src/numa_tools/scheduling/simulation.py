@@ -19,29 +19,29 @@ from numa_contract.records import AllocationRecord
 
 from numa_tools.scheduling.allocate import Choice, Search, UndecidedError, UnschedulableError, allocated
 from numa_tools.scheduling.claim_spec import DeviceClass
-from numa_tools.scheduling.fit import InUse
+from numa_tools.scheduling.fit import AllocatedDevices
 from numa_tools.scheduling.manifests import Claim, Workload
-from numa_tools.scheduling.published import Published, read_slices
+from numa_tools.scheduling.published import SliceDevice, read_slices
 
 NODE: Final = "simulated"
 Row = dict[str, Any]
 
 
-def own_devices(inventory: Inventory, node: str) -> list[Published]:
+def own_devices(inventory: Inventory, node: str) -> list[SliceDevice]:
     """Returns the devices that this driver publishes for a node, in the form that the simulated scheduler uses."""
     return read_slices(document for pool in inventory.pools for document in slice_documents(pool, node))
 
 
-def in_use(ledger: Ledger, devices: Sequence[Published]) -> InUse:
+def in_use(ledger: Ledger, devices: Sequence[SliceDevice]) -> AllocatedDevices:
     """Returns the device allocations of prepared claims. Devices are matched by driver and name only, not by pool."""
     by_name = {(device.driver, device.name): device for device in devices}
-    used = InUse()
+    used = AllocatedDevices()
     for record in ledger.records:
         for result in record.results:
             device = by_name.get((record.driver, result.device))
             if device is not None:
-                shares = {name: device.capacity[name] for name in result.consumed if name in device.capacity}
-                consumed = {name: share.amount(result.consumed[name]) for name, share in shares.items()}
+                capacities = {name: device.capacity[name] for name in result.consumed if name in device.capacity}
+                consumed = {name: capacity.amount(result.consumed[name]) for name, capacity in capacities.items()}
                 used.add(device.key, consumed if device.shared else None)
     return used
 
@@ -55,14 +55,14 @@ class Simulation:
     classes: Mapping[str, DeviceClass]
     files: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     """The prepared claims' files."""
-    others: Sequence[Published] = ()
+    others: Sequence[SliceDevice] = ()
     """Other drivers' devices."""
-    held: Ledger = field(default_factory=lambda: Ledger({}))
+    held_resources: Ledger = field(default_factory=lambda: Ledger({}))
     """Resources that are not free even though no prepared claim has them, such as those of released claims. The
     scheduler does not know them, but the driver does. The ledger's own files are ignored.
     """
     search: Search = field(init=False)
-    _made: int = 0
+    _claim_count: int = 0
 
     def __post_init__(self) -> None:
         """Marks the devices of prepared claims as in use."""
@@ -85,16 +85,16 @@ class Simulation:
         except UndecidedError as error:
             return {**row, "fits": None, "stage": "scheduling", "unknown": list(error.reasons)}
         before, row["claims"] = dict(self.files), []
-        for place, claim in enumerate(workload.claims):
-            own = [one for one in choices if one.claim == place]
+        for index, claim in enumerate(workload.claims):
+            own = [one for one in choices if one.claim == index]
             try:
-                given, records = self._prepared(claim, own)
+                claim_row, records = self._prepared(claim, own)
             except RefusedError as error:
                 # The devices stay allocated although the claim cannot be prepared. In a cluster, the scheduler would
                 # not try other devices either, and the pod would wait.
                 self.files = before
                 return {**row, "fits": False, "stage": "preparing", "reasons": [str(error)]}
-            row["claims"].append(given)
+            row["claims"].append(claim_row)
             if len(claim.users) > 1 and any(record.sharing != "pod" for record in records):
                 who = " and ".join(claim.users)
                 text = (
@@ -110,23 +110,23 @@ class Simulation:
         return row
 
     def _prepared(self, claim: Claim, choices: Sequence[Choice]) -> tuple[Row, list[AllocationRecord]]:
-        self._made += 1
+        self._claim_count += 1
         document = allocated(claim.document, claim.spec, choices, self.classes)
-        document["metadata"] = {**document["metadata"], "uid": f"simulated-{self._made}"}
+        document["metadata"] = {**document["metadata"], "uid": f"simulated-{self._claim_count}"}
         document["status"]["reservedFor"] = [{"resource": "pods", "name": NODE, "uid": NODE}]
         view = parse_claim(document)
         records = []
-        known = OtherDevices({one.device.key: one.device.listed for one in choices})
+        known = OtherDevices({one.device.key: one.device.attribute_values for one in choices})
         for driver in DRIVERS:
             if view.results[driver]:
                 parsed = parse_driver_claim(view, driver, self.inventory, self.config, others=known)
                 record = allocate_claim(parsed, self.inventory, self._ledger())
                 self.files[driver, view.claim.uid] = ClaimFile.of(record)
                 records.append(record)
-        return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
+        return {"name": claim.name, "devices": [_device_row(one, records) for one in choices]}, records
 
     def _ledger(self) -> Ledger:
-        return replace(self.held, files=self.files)
+        return replace(self.held_resources, files=self.files)
 
     def pool(self) -> str:
         """Returns the CPUs for containers without a claim, or the online reserved CPUs if no other CPUs are left."""
@@ -134,7 +134,7 @@ class Simulation:
         return format_cpu_list(online - reserved - self._ledger().held_cpus() or online & reserved)
 
 
-def _given(one: Choice, records: Sequence[AllocationRecord]) -> Row:
+def _device_row(one: Choice, records: Sequence[AllocationRecord]) -> Row:
     row: Row = {"request": one.subrequest.name, "driver": one.device.driver, "device": one.device.name}
     base = one.subrequest.name.partition("/")[0]
     for record in records:

@@ -16,7 +16,7 @@ from numa_contract.quantity import format_quantity
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
-from numa_tools.causes import REFUSED, cause_of
+from numa_tools.causes import REFUSED_REMEDY, cause_of
 from numa_tools.doctor.facts import Claims, Document, Service
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
@@ -61,7 +61,7 @@ def _find(file: str) -> str:
     return f"kubectl get resourceclaims -A -o '{_COLUMNS}' | grep {identity[1]}" if identity else f"see {file}"
 
 
-def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
+def _overlaps(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
     for one, other in Ledger(claims.files).overlaps():
         both = format_cpu_list(one.cpus_of() & other.cpus_of())
         yield problem(
@@ -118,7 +118,7 @@ def _online(claims: Claims, machine: Inventory) -> Iterator[Finding]:
             )
 
 
-def _memory_there(claims: Claims, machine: Inventory) -> Iterator[Finding]:
+def _memory_present(claims: Claims, machine: Inventory) -> Iterator[Finding]:
     # For plain memory, claims are compared with the node's total, because the part reserved for the system changes with
     # the kubelet's settings.
     amounts = {memory_device_name(None, node.id): node.memory_bytes for node in machine.machine.numa_nodes.values()}
@@ -164,13 +164,13 @@ def _recorded(service: Service) -> Iterator[Finding]:
             )
 
 
-def _started(service: Service) -> Iterator[Finding]:
+def _refused(service: Service) -> Iterator[Finding]:
     for one in [one for one in service.containers if one.refused][:_MAX_SHOWN]:
-        remedy = cause_of(one.refused_code, REFUSED).remedy
+        remedy = cause_of(one.refused_code, REFUSED_REMEDY).remedy
         yield problem(f"{_pod(one)} was refused: {one.refused}.", "it does not run", remedy)
 
 
-def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
+def _kept_by_kernel(service: Service, config: Config) -> Iterator[Finding]:
     daemons = "hostSlices keeps host daemons off them" if config.host_slices else "host daemons stay on them"
     for one in [one for one in _running(service) if one.fallback_reason][:_MAX_SHOWN]:
         yield problem(
@@ -180,7 +180,7 @@ def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
         )
 
 
-def _quality(service: Service) -> Iterator[Finding]:
+def _best_effort(service: Service) -> Iterator[Finding]:
     for one in _running(service):
         if one.claims and "besteffort" in one.cgroup.lower():
             yield problem(
@@ -190,7 +190,7 @@ def _quality(service: Service) -> Iterator[Finding]:
             )
 
 
-def _kills(service: Service) -> Iterator[Finding]:
+def _memory_kills(service: Service) -> Iterator[Finding]:
     for one in service.containers:
         if one.memory_kills:
             what = (
@@ -200,22 +200,22 @@ def _kills(service: Service) -> Iterator[Finding]:
             yield note(what, "its memory claim or limit is too small", "claim more memory; see the pod's Events")
 
 
-def _on_their_cpus(service: Service) -> Iterator[Finding]:
+def _pinned(service: Service) -> Iterator[Finding]:
     files = {(record.driver, record.claim.uid): ClaimFile.of(record) for record in service.records}
     ledger = Ledger(files, containers=service.containers)
     for one in _running(service):
         entitled = entitled_cpus(one, ledger)
         if entitled and (foreign := one.cpus - entitled):
-            strange = format_cpu_list(foreign)
+            cpu_list = format_cpu_list(foreign)
             yield problem(
-                f"{_pod(one)} may run on CPUs {strange}, which belong to none of its claims.",
+                f"{_pod(one)} may run on CPUs {cpu_list}, which belong to none of its claims.",
                 "the container takes CPU time from other containers on these CPUs; unless all of its own CPUs are "
                 "offline, the audit should have moved it to its own CPUs within seconds",
                 "see claims.online and driver.status",
             )
 
 
-def _known_to_the_server(claims: Claims, api_claims: Mapping[str, Document | None]) -> Iterator[Finding]:
+def _exists_in_api_server(claims: Claims, api_claims: Mapping[str, Document | None]) -> Iterator[Finding]:
     for record in claims.records:
         if record.claim.uid in api_claims and api_claims[record.claim.uid] is None:
             why = "pods can no longer use it, but its CPUs and memory are still allocated"
@@ -232,29 +232,38 @@ CHECKS: Final = (
         "claims.apart",
         "No CPU is allocated to two claims, and no such conflict is being resolved.",
         ("claims",),
-        _apart,
-        also=("service",),
+        _overlaps,
+        optional_reads=("service",),
     ),
     Check("claims.reserves", "No claim is allocated a reserved CPU.", ("claims", "machine"), _beyond_reserves),
     Check("claims.online", "Claimed CPUs are online.", ("claims", "machine"), _online),
     Check(
-        "claims.memory", "Claims are allocated no more memory than the node has.", ("claims", "machine"), _memory_there
+        "claims.memory",
+        "Claims are allocated no more memory than the node has.",
+        ("claims", "machine"),
+        _memory_present,
     ),
     Check("claims.in-use", "Every prepared claim has running containers.", ("service",), _used),
     Check("claims.recorded", "Every claim that a container refers to has a record.", ("service",), _recorded),
-    Check("claims.refused", "No container was refused.", ("service",), _started),
+    Check("claims.refused", "No container was refused.", ("service",), _refused),
     Check(
         "claims.kept-by-kernel",
         "The kernel isolates claimed CPUs where the configuration requires it.",
         ("service", "config"),
-        _exclusive,
+        _kept_by_kernel,
     ),
-    Check("claims.best-effort", "No pod with a claim is BestEffort.", ("service",), _quality),
+    Check("claims.best-effort", "No pod with a claim is BestEffort.", ("service",), _best_effort),
     Check(
-        "claims.memory-kills", "No container with a memory claim was killed for using too much.", ("service",), _kills
+        "claims.memory-kills",
+        "No container with a memory claim was killed for using too much.",
+        ("service",),
+        _memory_kills,
     ),
-    Check("claims.pinned", "Containers run only on the CPUs of their claims.", ("service",), _on_their_cpus),
+    Check("claims.pinned", "Containers run only on the CPUs of their claims.", ("service",), _pinned),
     Check(
-        "claims.known", "Every prepared claim exists in the API server.", ("claims", "api_claims"), _known_to_the_server
+        "claims.known",
+        "Every prepared claim exists in the API server.",
+        ("claims", "api_claims"),
+        _exists_in_api_server,
     ),
 )

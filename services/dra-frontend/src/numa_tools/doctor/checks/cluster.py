@@ -14,19 +14,19 @@ from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER, memory_class_name
 
 from numa_tools.doctor.facts import Document, Right, Service, Trial
-from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem, unknown
+from numa_tools.doctor.model import Check, Finding, Unread, facts_or_none, note, problem, unknown
 
 _OLDEST: Final = (1, 34)
 _MAX_SECONDS: Final = 30.0
 """Maximum difference in seconds between the clocks of this node and the API server. A token is not valid before the
 time at which it was issued.
 """
-_ON: Final = "enable it in the API server, scheduler, controller manager and kubelet"
-_GRANT: Final = "install the chart's ClusterRole, or add the rule to your own"
+_ENABLE_GATE: Final = "enable it in the API server, scheduler, controller manager and kubelet"
+_GRANT_RIGHT: Final = "install the chart's ClusterRole, or add the rule to your own"
 
 
 def _reachable(server: object) -> Iterator[Finding]:
-    if isinstance(server, Unread) and server.on_purpose:
+    if isinstance(server, Unread) and server.intentional:
         yield unknown(server)
     elif isinstance(server, Unread):
         why = "no claim can be read, so none is prepared; slices are not published"
@@ -57,23 +57,23 @@ def _gates(trial: Trial, config: Config) -> Iterator[Finding]:
             "The API server drops the fields that let several claims share a device "
             f"(feature gate {gates.SHARING_GATE}).",
             "devices could only be allocated whole, so nothing is published",
-            f"{_ON}; it is on by default from Kubernetes 1.36",
+            f"{_ENABLE_GATE}; it is on by default from Kubernetes 1.36",
         )
     if gates.TAINTS_GATE in lost:
         why = "an overcommitted device (the machine has lost some of its resources) still looks free to the scheduler"
-        yield note(f"The API server drops device taints (feature gate {gates.TAINTS_GATE}).", why, _ON)
+        yield note(f"The API server drops device taints (feature gate {gates.TAINTS_GATE}).", why, _ENABLE_GATE)
     if gates.COUNTING_GATE in lost and config.publish_node_allocatable_resource_mapping:
         yield problem(
             "The API server does not accept the fields that publishNodeAllocatableResourceMapping adds (feature gate "
             f"{gates.COUNTING_GATE}).",
             "claims do not count against the node's allocatable resources, although the configuration requires that",
-            f"{_ON}, in Kubernetes 1.37 or later; or set publishNodeAllocatableResourceMapping: false",
+            f"{_ENABLE_GATE}, in Kubernetes 1.37 or later; or set publishNodeAllocatableResourceMapping: false",
         )
     if gates.LISTS_GATE in lost:
         yield problem(
             f"The API server rejects list attributes (feature gate {gates.LISTS_GATE}).",
             "devices are published without the PCIe roots that exposePCIeRoots enables",
-            f"{_ON}, or set exposePCIeRoots: false",
+            f"{_ENABLE_GATE}, or set exposePCIeRoots: false",
         )
 
 
@@ -150,7 +150,7 @@ def _rights(rights: Mapping[Right, bool]) -> Iterator[Finding]:
         yield problem(
             f"RBAC does not let the driver {'; '.join(denied)}.",
             "; ".join(dict.fromkeys(_EFFECTS[resource] for _, resource in missing)),
-            f"{_GRANT}: {'; '.join(rules)}",
+            f"{_GRANT_RIGHT}: {'; '.join(rules)}",
         )
 
 
@@ -164,7 +164,7 @@ def _names(rights: list[Right]) -> str:
 
 
 def _published(slices: tuple[Document, ...], service: Service | Unread) -> Iterator[Finding]:
-    evidence = [*_unlike(slices, known(service)), *_incomplete(slices)]
+    evidence = [*_differences(slices, facts_or_none(service)), *_incomplete(slices)]
     if evidence:
         yield problem(
             "This node's ResourceSlices differ from those that the driver writes.",
@@ -177,7 +177,7 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
         yield unknown(service)
 
 
-def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[str]:
+def _differences(slices: tuple[Document, ...], service: Service | None) -> Iterator[str]:
     """Yields the devices that are missing from the slices, and the devices that the slices should no longer contain."""
     if service is None:
         return
@@ -199,32 +199,34 @@ def _incomplete(slices: tuple[Document, ...]) -> Iterator[str]:
         pools.setdefault((str(one["spec"].get("driver")), one["spec"]["pool"]["name"]), []).append(one["spec"]["pool"])
     for (driver, name), headers in pools.items():
         newest = max(header.get("generation") or 0 for header in headers)
-        there = [header for header in headers if (header.get("generation") or 0) == newest]
-        if len(there) != there[0].get("resourceSliceCount") or len(there) < len(headers):
-            count = f"{len(there)} slices of generation {newest} and {len(headers) - len(there)} older ones"
-            declared = there[0].get("resourceSliceCount")
+        current = [header for header in headers if (header.get("generation") or 0) == newest]
+        if len(current) != current[0].get("resourceSliceCount") or len(current) < len(headers):
+            count = f"{len(current)} slices of generation {newest} and {len(headers) - len(current)} older ones"
+            declared = current[0].get("resourceSliceCount")
             yield f"pool {name} of {driver} has {count}, but its resourceSliceCount is {declared}"
 
 
 def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
     uid = node["metadata"]["uid"]
-    strange = [
+    foreign = [
         one["metadata"]["name"]
         for one in slices
         if uid not in [owner.get("uid") for owner in one["metadata"].get("ownerReferences") or []]
     ]
-    if strange:
+    if foreign:
         yield problem(
-            f"Slices {', '.join(strange)} are not owned by the current Node object.",
+            f"Slices {', '.join(foreign)} are not owned by the current Node object.",
             "the garbage collector deletes slices whose Node no longer exists",
-            f"kubectl delete resourceslice {' '.join(strange)}: the driver will recreate them with the current owner",
+            f"kubectl delete resourceslice {' '.join(foreign)}: the driver will recreate them with the current owner",
         )
 
 
 CHECKS: Final = (
-    Check("api.reachable", "The API server responds.", ("server",), _reachable, always=True),
-    Check("api.served", "It serves resource.k8s.io/v1.", ("slices",), _served, always=True),
-    Check("api.node", "A Node object with the driver's node name exists.", ("node", "server"), _node, always=True),
+    Check("api.reachable", "The API server responds.", ("server",), _reachable, accepts_unread=True),
+    Check("api.served", "It serves resource.k8s.io/v1.", ("slices",), _served, accepts_unread=True),
+    Check(
+        "api.node", "A Node object with the driver's node name exists.", ("node", "server"), _node, accepts_unread=True
+    ),
     Check("api.release", "The API server runs Kubernetes 1.34 or later.", ("server",), _release),
     Check("api.gates", "The API server stores every field that the driver publishes.", ("trial", "config"), _gates),
     Check("api.clock", f"The API server's clock is within {_MAX_SECONDS:.0f} s of this node's.", ("trial",), _clock),
@@ -235,7 +237,7 @@ CHECKS: Final = (
         "The slices contain the devices that the driver offers, and each pool is complete.",
         ("slices",),
         _published,
-        also=("service",),
+        optional_reads=("service",),
     ),
     Check("api.owner", "The slices are owned by the current Node object.", ("slices", "node"), _owned),
 )

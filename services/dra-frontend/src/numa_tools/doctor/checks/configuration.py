@@ -8,13 +8,13 @@ from dra_frontend.devices.inventory import Inventory, MismatchKind
 
 from numa_tools.doctor.model import Check, Finding, Unread, problem
 
-_OTHER: Final = "correct the named setting in the chart's driverConfig (docs/configuration.md)"
+_OTHER_REMEDY: Final = "correct the named setting in the chart's driverConfig (docs/configuration.md)"
 _REMEDIES: Final = {
     MismatchKind.ABSENT: "bring the missing CPU or NUMA node online, or remove it from the setting",
     MismatchKind.NOTHING_LEFT: "reserve less: reservedCPUs, withheldCPUs, reservedMemory in driverConfig",
     MismatchKind.DOUBT: ("update the machine's firmware or hypervisor, or replace the named files with sysfsOverlay"),
     MismatchKind.NO_PAGE_SIZE: "remove this size from reservedMemory, or boot a kernel that supports it",
-    MismatchKind.TOO_LONG: _OTHER,
+    MismatchKind.TOO_LONG: _OTHER_REMEDY,
 }
 
 
@@ -28,14 +28,14 @@ def _machine(machine: object) -> Iterator[Finding]:
 def _fits(machine: Inventory) -> Iterator[Finding]:
     for driver, text in machine.refusals.items():
         why = "this machine cannot satisfy the setting, so the driver offers nothing rather than offering too much"
-        yield problem(f"{driver} offers nothing: {text}.", why, _OTHER)
+        yield problem(f"{driver} offers nothing: {text}.", why, _OTHER_REMEDY)
     for one in machine.mismatches:
         why = "less is offered or reserved than the configuration requests"
         yield problem(f"The machine does not match the configuration: {one.text}.", why, _REMEDIES[one.kind])
 
 
 CHECKS: Final = (
-    Check("config.machine", "The machine's topology can be read.", ("machine",), _machine, always=True),
+    Check("config.machine", "The machine's topology can be read.", ("machine",), _machine, accepts_unread=True),
     Check(
         "config.fits",
         "The machine has the resources that the configuration specifies, and some are left for claims.",

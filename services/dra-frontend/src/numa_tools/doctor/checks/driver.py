@@ -9,12 +9,12 @@ from numa_contract.config import Config
 from numa_contract.reports import BackendStatus
 from numa_contract.state.status import PREVENTS_PREPARE, Notice
 
-from numa_tools.causes import EXPLAINED, Cause, cause_of, remedy_of
+from numa_tools.causes import COVERED_BY_CHECKS, Cause, cause_of, remedy_of
 from numa_tools.doctor.facts import PodFault, RunDirectory, Service
 from numa_tools.doctor.model import Check, Finding, Level, Unread, note, problem
 
 _LOG: Final = "see the frontend container's log"
-_LOG_OF_FORMER: Final = f"{_LOG}: kubectl logs POD -c frontend (--previous if it has restarted); see also driver.pod"
+_PREVIOUS_LOG: Final = f"{_LOG}: kubectl logs POD -c frontend (--previous if it has restarted); see also driver.pod"
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -33,7 +33,7 @@ def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
 def _endpoint(service: object) -> Iterator[Finding]:
     if isinstance(service, Unread):
         why = "no claims can be prepared or released on this node; running containers keep their resources"
-        yield problem(f"The service is down: {service.why}.", why, _LOG_OF_FORMER)
+        yield problem(f"The service is down: {service.why}.", why, _PREVIOUS_LOG)
 
 
 def _status(service: Service) -> Iterator[Finding]:
@@ -41,7 +41,7 @@ def _status(service: Service) -> Iterator[Finding]:
     found: dict[tuple[Level, str, str], list[str]] = {}
     for level, notices in ((Level.PROBLEM, service.status.problems), (Level.NOTE, service.status.warnings)):
         for one in notices:
-            if one.code not in EXPLAINED:
+            if one.code not in COVERED_BY_CHECKS:
                 found.setdefault((level, _effect(one, level), remedy_of(one)), []).append(one.text)
     for (level, why, remedy), texts in found.items():
         if len(texts) == 1:
@@ -66,7 +66,7 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
     cause, reason = cause_of(backend.exclusivity_code), _joined([backend.exclusivity_reason])
     if config.cpu_exclusivity == "partition":
         what = f"CPU claims for a single container are refused: {reason}."
-        yield problem(what, "cpuExclusivity: partition requires kernel partitions", _other_mode(cause))
+        yield problem(what, "cpuExclusivity: partition requires kernel partitions", _remedy_or_pool(cause))
         return
     what = f"Claims are enforced by the shared pool and not by the kernel: {reason}."
     why = "new containers without claims run on claimed CPUs while the driver is down"
@@ -77,7 +77,7 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
     yield (note if cause.kernel else problem)(what, why, remedy)
 
 
-def _other_mode(cause: Cause) -> str:
+def _remedy_or_pool(cause: Cause) -> str:
     """Returns the cause's remedy. If the remedy does not mention ``cpuExclusivity``, also suggests
     ``cpuExclusivity: auto``, which requires no partition.
     """
@@ -130,7 +130,7 @@ def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
 
 CHECKS: Final = (
     Check("driver.pod", "The pod can access the node's directories and the API server.", ("pod",), _pod),
-    Check("driver.endpoint", "The service responds on its state socket.", ("service",), _endpoint, always=True),
+    Check("driver.endpoint", "The service responds on its state socket.", ("service",), _endpoint, accepts_unread=True),
     Check("driver.status", "The driver reports no problems or warnings on this node.", ("service",), _status),
     Check(
         "driver.exclusivity",

@@ -101,7 +101,7 @@ def _hugepages(cgroups: Cgroups) -> Iterator[Finding]:
         )
 
 
-def _room(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Iterator[Finding]:
+def _space(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Iterator[Finding]:
     seen = [one for one in (run_directory, claims) if not isinstance(one, Unread)]
     evidence = dict.fromkeys(fact for one in seen for fact in _full(one.space))
     if evidence:
@@ -134,9 +134,9 @@ def _own_files(open_files: tuple[int, int]) -> Iterator[Finding]:
 
 
 def _node_files(kernel: Kernel) -> Iterator[Finding]:
-    used, most = kernel.open_files
-    if most and used > _FULL * most:
-        what = f"{used} of {most} files are open on this node."
+    used, limit = kernel.open_files
+    if limit and used > _FULL * limit:
+        what = f"{used} of {limit} files are open on this node."
         remedy = "find the process that leaks file descriptors, or raise fs.file-max with sysctl"
         yield problem(what, "once the limit is reached, no program can open files", remedy)
 
@@ -154,8 +154,8 @@ CHECKS: Final = (
         "host.space",
         "The file systems of the run directory and the CDI directory have free space.",
         ("run_directory", "claims"),
-        _room,
-        always=True,
+        _space,
+        accepts_unread=True,
     ),
     Check(
         "host.own-files",

@@ -9,18 +9,18 @@ from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 
 from numa_tools.doctor.facts import Cgroups, Kernel
-from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem, unknown
+from numa_tools.doctor.model import Check, Finding, Unread, facts_or_none, note, problem, unknown
 
 _NEEDED: Final = ("cpuset", "cpu", "memory", "hugetlb")
 _UNIFIED: Final = "boot the node with systemd.unified_cgroup_hierarchy=1 and cgroup_no_v1=all"
 _ACCOUNTING: Final = "memory_hugetlb_accounting"
 _MOUNTED_BY_SYSTEMD: Final = frozenset({"nsdelegate", "memory_recursiveprot"})
-_KILLS: Final = (5, 14)
+_CGROUP_KILL_RELEASE: Final = (5, 14)
 _BOOT: Final = "boot Linux 6.7 or later"
 _HIDDEN: Final = "this kernel release provides them: see kernel.delegated and kernel.kubepods"
 
 
-def _version_two(cgroups: Cgroups) -> Iterator[Finding]:
+def _cgroup_v2(cgroups: Cgroups) -> Iterator[Finding]:
     if cgroups.controllers is None:
         why = "the driver enforces claims through files that exist only in cgroup v2"
         yield problem(f"{cgroups.root} is not a cgroup v2 tree: it has no cgroup.controllers.", why, _UNIFIED)
@@ -35,7 +35,7 @@ def _version_two(cgroups: Cgroups) -> Iterator[Finding]:
 
 
 def _delegated(cgroups: Cgroups) -> Iterator[Finding]:
-    groups = {"/": cgroups.passed_on} | dict(cgroups.pods)
+    groups = {"/": cgroups.delegated} | dict(cgroups.pods)
     for group, passed in groups.items() if cgroups.controllers is not None else ():
         missing = [one for one in _NEEDED if one in (cgroups.controllers or ()) and one not in passed]
         if missing:
@@ -71,7 +71,7 @@ def _hugetlb_accounting(cgroups: Cgroups) -> Iterator[Finding]:
 
 def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventory | Unread) -> Iterator[Finding]:
     number = ".".join(map(str, kernel.release))
-    if kernel.release < _KILLS or not (cgroups.can_kill or cgroups.controllers is None):
+    if kernel.release < _CGROUP_KILL_RELEASE or not (cgroups.can_kill or cgroups.controllers is None):
         yield problem(
             f"The kernel, Linux {number}, has no cgroup.kill.",
             "the backend uses cgroup.kill (Linux 5.14) to kill containers that must not run, and does not start "
@@ -79,7 +79,7 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
             _BOOT,
         )
         return
-    lacking = list(_lacking(cgroups, config, known(machine)))
+    lacking = list(_missing_files(cgroups, config, facts_or_none(machine)))
     if not lacking:
         yield from [unknown(machine)] if isinstance(machine, Unread) else ()
         return
@@ -94,7 +94,7 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
     yield found(f"The kernel, Linux {number}, lacks files that the driver uses.", effects, remedy, evidence)
 
 
-class _Lacking(NamedTuple):
+class _MissingFiles(NamedTuple):
     """Files that a kernel does not provide."""
 
     text: str
@@ -102,11 +102,11 @@ class _Lacking(NamedTuple):
     """First kernel release that has the files."""
 
 
-_EXCLUSIVE: Final = _Lacking("no cgroup has cpuset.cpus.exclusive", (6, 7))
-_NUMA_STAT: Final = _Lacking("pods' cgroups have no hugetlb.*.numa_stat", (5, 17))
+_EXCLUSIVE: Final = _MissingFiles("no cgroup has cpuset.cpus.exclusive", (6, 7))
+_NUMA_STAT: Final = _MissingFiles("pods' cgroups have no hugetlb.*.numa_stat", (5, 17))
 
 
-def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Iterator[_Lacking]:
+def _missing_files(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Iterator[_MissingFiles]:
     """Yields the files that do not exist in the cgroup tree."""
     if cgroups.controllers is None:
         return
@@ -118,7 +118,7 @@ def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Ite
         yield _NUMA_STAT
 
 
-def _effect(lacking: _Lacking, config: Config) -> str:
+def _effect(lacking: _MissingFiles, config: Config) -> str:
     """Describes the effect of the missing files."""
     if lacking is _NUMA_STAT:
         return "hugepages used by host processes count as free and may be allocated to claims"
@@ -181,7 +181,7 @@ CHECKS: Final = (
         "kernel.cgroup-v2",
         f"The cgroup tree is version 2 and has the controllers {', '.join(_NEEDED)}.",
         ("cgroups",),
-        _version_two,
+        _cgroup_v2,
     ),
     Check(
         "kernel.delegated",
@@ -197,7 +197,7 @@ CHECKS: Final = (
         "configuration requires it, isolate a container's CPUs (6.7).",
         ("kernel", "cgroups", "config"),
         _release,
-        also=("machine",),
+        optional_reads=("machine",),
     ),
     Check("kernel.reserved-cpus", "No reserved CPU is in isolcpus or nohz_full.", ("machine", "kernel"), _reserved),
     Check(

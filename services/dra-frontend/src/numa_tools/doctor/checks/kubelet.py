@@ -15,7 +15,7 @@ from numa_contract.quantity import format_quantity
 from numa_contract.reports import BackendStatus
 
 from numa_tools.doctor.facts import Document, KubeletConfig
-from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem, unknown
+from numa_tools.doctor.model import Check, Finding, Unread, facts_or_none, note, problem, unknown
 
 _OLDEST: Final = (1, 34)
 _MAX_BEHIND: Final = 3
@@ -39,19 +39,19 @@ def _version(text: object) -> tuple[int, int] | None:
 
 
 def _release(node: Document, server: str | Unread) -> Iterator[Finding]:
-    said = str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion", ""))
-    ours, theirs = _version(said), _version(known(server))
+    version = str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion", ""))
+    ours, theirs = _version(version), _version(facts_or_none(server))
     if ours and ours < _OLDEST:
         why = (
             "dynamic resource allocation has been stable since Kubernetes 1.34; older kubelets use a different protocol"
         )
-        yield problem(f"The kubelet is {said}.", why, "upgrade the node to Kubernetes 1.34 or later")
+        yield problem(f"The kubelet is {version}.", why, "upgrade the node to Kubernetes 1.34 or later")
     elif ours and theirs and not 0 <= theirs[1] - ours[1] <= _MAX_BEHIND:
         newer = ours > theirs
         which = "newer than" if newer else f"more than {_MAX_BEHIND} releases behind"
         why = "Kubernetes does not support this version skew; claim fields may be lost"
         remedy = f"upgrade the {'API server' if newer else 'node'}, which is older"
-        yield problem(f"The kubelet ({said}) is {which} the API server ({server}).", why, remedy)
+        yield problem(f"The kubelet ({version}) is {which} the API server ({server}).", why, remedy)
 
 
 def _ready(node: Document) -> Iterator[Finding]:
@@ -62,12 +62,12 @@ def _ready(node: Document) -> Iterator[Finding]:
         yield problem("The node is not ready.", why, "see the kubelet's log: journalctl -u kubelet on the node")
 
 
-def _if_seen(
-    judge: Callable[..., Iterator[Finding]], settled: Callable[..., bool] = lambda *_: False
+def _unknown_if_incomplete(
+    judge: Callable[..., Iterator[Finding]], is_conclusive: Callable[..., bool] = lambda *_: False
 ) -> Callable[..., Iterator[Finding]]:
     """Returns a check whose result is unknown if it has no findings and a part of the configuration could not be read.
 
-    If ``settled`` returns True, the check's result does not depend on the missing part, so the check passes if it
+    If ``is_conclusive`` returns True, the check's result does not depend on the missing part, so the check passes if it
     has no findings.
     """
 
@@ -75,14 +75,14 @@ def _if_seen(
         seen = None if isinstance(kubelet, Unread) else kubelet
         findings = list(judge(seen, *others))
         yield from findings
-        unseen = kubelet if isinstance(kubelet, Unread) else kubelet.unseen
-        if not findings and unseen is not None and not settled(seen, *others):
-            yield unknown(unseen)
+        incomplete = kubelet if isinstance(kubelet, Unread) else kubelet.incomplete
+        if not findings and incomplete is not None and not is_conclusive(seen, *others):
+            yield unknown(incomplete)
 
     return run
 
 
-def _set(setting: str, origin: str) -> str:
+def _set_remedy(setting: str, origin: str) -> str:
     """Returns the remedy that changes a setting at its origin. An origin is a path or begins with a flag."""
     value = setting.partition(": ")[2].strip('"')
     return f"set {origin} to {value}" if origin.startswith("--") else f"set {setting} in {origin}"
@@ -98,7 +98,7 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
         running = {"cpu": kubelet.cpu_manager, "memory": kubelet.memory_manager}[manager] if kubelet else ""
         origin = kubelet.origins.get(setting, _CONFIGURATION) if kubelet else _CONFIGURATION
         state = f"{config.kubelet_root_dir}/{manager}_manager_state"
-        remedy = f"{_set(_OFF[manager], origin)}, remove {state}, and restart the kubelet"
+        remedy = f"{_set_remedy(_OFF[manager], origin)}, remove {state}, and restart the kubelet"
         pins = not isinstance(backend, Unread) and manager in backend.kubelet_pins
         seen = [f"containers were created with {_SEEN[manager]} that no claim assigns to them"] if pins else []
         if running == static:
@@ -108,7 +108,7 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
             yield problem(
                 what, "the kubelet does not restart while its state file contains a different policy", remedy, seen
             )
-        elif kubelet and pins and (manager in kubelet.running or kubelet.unseen is None):
+        elif kubelet and pins and (manager in kubelet.running or kubelet.incomplete is None):
             what = f"Containers are pinned, although the kubelet's {name} manager policy is {running}."
             other = "remove the other NRI plugin that pins them, or delete pods created while the policy was static"
             yield problem(what, _PINNED, other, seen)
@@ -116,7 +116,7 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
             what = f"The kubelet's static {name} manager or another NRI plugin pins containers."
             yield problem(what, _PINNED, f"{remedy}; if this is already set, remove the other NRI plugin", seen)
 
-    return _if_seen(judge, lambda kubelet, *_: kubelet is not None and manager in kubelet.running)
+    return _unknown_if_incomplete(judge, lambda kubelet, *_: kubelet is not None and manager in kubelet.running)
 
 
 def _topology_manager(kubelet: KubeletConfig | None) -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def _topology_manager(kubelet: KubeletConfig | None) -> Iterator[Finding]:
         yield note(
             f"The kubelet's topology manager policy is {kubelet.topology_manager}.",
             "it does not consider claims, and may reject a pod on the node that the scheduler chose for its claims",
-            f"{_set('topologyManagerPolicy: none', origin)}; "
+            f"{_set_remedy('topologyManagerPolicy: none', origin)}; "
             "to align claims, use matchAttribute: resource.kubernetes.io/numaNode instead",
         )
 
@@ -150,7 +150,7 @@ def _gates(kubelet: KubeletConfig | None, config: Config) -> Iterator[Finding]:
         )
         yield problem("The kubelet's feature gate AllBeta is off.", why, f"add {_GATES[1]}: true to featureGates")
     counting = gates.COUNTING_GATE
-    is_known = kubelet.unseen is None or counting in kubelet.gates
+    is_known = kubelet.incomplete is None or counting in kubelet.gates
     is_on = kubelet.gates.get(counting, kubelet.gates.get("AllAlpha", False))
     if config.publish_node_allocatable_resource_mapping and is_known and not is_on:
         why = "the scheduler counts claims against the node, but the kubelet counts only pods' resource requests"
@@ -165,7 +165,7 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
     if theirs is not None and theirs != ours:
         listed = format_cpu_list(theirs)
         origin = kubelet.origins.get("reservedSystemCPUs", _CONFIGURATION) if kubelet else _CONFIGURATION
-        change = "; or " + _set(f'reservedSystemCPUs: "{text}"', origin) if ours else ""
+        change = "; or " + _set_remedy(f'reservedSystemCPUs: "{text}"', origin) if ours else ""
         yield problem(
             f"The kubelet reserves CPUs {listed} (reservedSystemCPUs), the driver {text or 'none'} (reservedCPUs).",
             "claims may get CPUs that the kubelet reserves for the system, and CPUs that only one side reserves may be "
@@ -179,7 +179,7 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
             f'set reservedSystemCPUs: "{text}" in {_CONFIGURATION}, or the same number of CPUs in kubeReserved and '
             "systemReserved",
         )
-    elif ours and theirs is None and counted is None and kubelet and kubelet.unseen is None:
+    elif ours and theirs is None and counted is None and kubelet and kubelet.incomplete is None:
         yield unknown(node if isinstance(node, Unread) else _NO_FIGURES)
     elif not ours:
         yield note(
@@ -202,7 +202,7 @@ def _reserved_memory(kubelet: KubeletConfig | None, config: Config, node: Docume
             "claims may get memory that the kubelet reserves for the system",
             "copy the kubelet's reservedMemory to reservedMemory in driverConfig",
         )
-    elif is_explicit(config) and held is None and kubelet and kubelet.unseen is None:
+    elif is_explicit(config) and held is None and kubelet and kubelet.incomplete is None:
         yield unknown(node if isinstance(node, Unread) else _NO_FIGURES)
     elif is_explicit(config) and held is not None and total < held:
         amounts = [format_quantity(int(one), binary=True) for one in (held, total)]
@@ -237,7 +237,7 @@ CHECKS: Final = (
         "The kubelet runs Kubernetes 1.34 or later, and is neither newer nor much older than the API server.",
         ("node",),
         _release,
-        also=("server",),
+        optional_reads=("server",),
     ),
     Check("kubelet.ready", "The node is ready.", ("node",), _ready),
     Check("kubelet.registration", "Both drivers have a live socket in the kubelet's registry.", ("sockets",), _sockets),
@@ -247,7 +247,7 @@ CHECKS: Final = (
             f"The {_NAMES[manager]} manager's policy is {off}, and only the driver pins containers.",
             ("kubelet", "config", "backend"),
             _manager_check(manager, static),
-            always=True,
+            accepts_unread=True,
         )
         for manager, off, static in (("cpu", "none", "static"), ("memory", "None", "Static"))
     ),
@@ -255,28 +255,28 @@ CHECKS: Final = (
         "kubelet.topology-manager",
         "The topology manager does not reject any pods.",
         ("kubelet",),
-        _if_seen(_topology_manager),
+        _unknown_if_incomplete(_topology_manager),
     ),
     Check(
         "kubelet.gates",
         f"The feature gates {' and '.join(_GATES)} are not off, and {gates.COUNTING_GATE} is on if claims count "
         "against the node.",
         ("kubelet", "config"),
-        _if_seen(_gates),
+        _unknown_if_incomplete(_gates),
     ),
     Check(
         "kubelet.reserved-cpus",
         "The kubelet and the driver reserve the same CPUs, and at least one CPU is reserved.",
         _KUBELET,
-        _if_seen(_reserved_cpus),
-        always=True,
+        _unknown_if_incomplete(_reserved_cpus),
+        accepts_unread=True,
     ),
     Check(
         "kubelet.reserved-memory",
         "The kubelet and the driver reserve memory on the same NUMA nodes, and the driver reserves at least as much as "
         "the kubelet.",
         _KUBELET,
-        _if_seen(_reserved_memory),
-        always=True,
+        _unknown_if_incomplete(_reserved_memory),
+        accepts_unread=True,
     ),
 )

@@ -17,7 +17,7 @@ from numa_tools.doctor.model import Check, Finding, Level, Unread, problem, unkn
 from numa_tools.doctor.runtime_in_use import remedy_of, reported_runtime
 from numa_tools.doctor.runtime_settings import RuntimeConfig
 
-_WRONG: Final = {
+_FAULTS: Final = {
     "nri": ("NRI is switched off", "the backend does not see any containers"),
     "connections": ("externally started NRI plugins are rejected", "the backend does not see any containers"),
     "cdi": ("CDI is switched off", 'pods with claims fail with "unresolvable CDI devices"'),
@@ -42,7 +42,7 @@ _TOLERATED: Final = ("tolerate_missing_plugins_annotation", "nri_validator_toler
 _NO_BACKEND: Final = Unread("", "")
 
 
-def _set_up(runtime: RuntimeConfig, option: str = "") -> str:
+def _setting_remedy(runtime: RuntimeConfig, option: str = "") -> str:
     """Returns the remedy for a runtime setting."""
     if runtime.software == CRI_O:
         return "correct it in a file under /etc/crio/crio.conf.d as shown in docs/runtime.md, and restart CRI-O"
@@ -62,10 +62,10 @@ def _settings(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
     wrong, unclear = _compared(runtime, NEEDED_SETTINGS, config)
     if wrong:
         level = Level.NOTE if _HARMLESS.issuperset(wrong) else Level.PROBLEM
-        facts = [_WRONG[name][0].format(cdi_dir=config.cdi_dir) for name in wrong]
-        effects = dict.fromkeys(_WRONG[name][1] for name in wrong)
+        facts = [_FAULTS[name][0].format(cdi_dir=config.cdi_dir) for name in wrong]
+        effects = dict.fromkeys(_FAULTS[name][1] for name in wrong)
         what = f"{runtime.software}'s configuration lacks settings that the driver needs ({runtime.source})."
-        yield Finding(level, what, "; ".join(effects), _set_up(runtime), tuple(facts))
+        yield Finding(level, what, "; ".join(effects), _setting_remedy(runtime), tuple(facts))
     yield from unclear
 
 
@@ -104,14 +104,14 @@ def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
             "if a container with a claim starts during this time, it runs unpinned until the backend has reconnected, "
             "which takes about a second",
             "annotate the pods that must start before the driver, then require the plugin (containerd 2.2, CRI-O "
-            f"1.34): {_set_up(runtime, ' --require-plugin')}",
+            f"1.34): {_setting_remedy(runtime, ' --require-plugin')}",
         )
     elif runtime.value("tolerated") != TOLERATE_MISSING_ANNOTATION:
         yield problem(
             f"The runtime requires the plugin, but the annotation {TOLERATE_MISSING_ANNOTATION} does not exempt pods.",
             "the driver's own pod must be created before the plugin exists, so this pod can never start",
             f'set {_TOLERATED[runtime.software == CRI_O]} = "{TOLERATE_MISSING_ANNOTATION}": '
-            f"{_set_up(runtime, ' --require-plugin')}",
+            f"{_setting_remedy(runtime, ' --require-plugin')}",
         )
 
 

@@ -30,11 +30,11 @@ from numa_tools.doctor.sources.inquiry import RIGHTS, RIGHTS_ON_DEMAND, Inquiry
 _MAX_CLAIMS: Final = 100
 """Maximum number of prepared claims to look up."""
 _KEYS: Final = ("configz", "server", "classes", "node", "rights", "trial", "slices", "api_claims")
-_ELSEWHERE: Final = Unread(
+_NOT_QUERIED: Final = Unread(
     "with --host-root and without a kubeconfig, the API server is not queried, because this command would not have "
     "the driver's permissions",
     "run the command in the driver's pod for these checks",
-    on_purpose=True,
+    intentional=True,
 )
 _NO_CONFIGZ: Final = (
     "run kubectl numa doctor NODE, which reads the kubelet's configuration with your own permissions and passes it to "
@@ -46,11 +46,11 @@ _GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS_GATE, MAPPING_R
 _Answer = TypeVar("_Answer")
 
 
-def nobody_asked() -> Mapping[str, Any]:
+def not_queried() -> Mapping[str, Any]:
     """Returns an Unread for each fact from the API server, for a command that runs outside the driver's pod and
     therefore does not have the driver's rights.
     """
-    return dict.fromkeys(_KEYS, _ELSEWHERE)
+    return dict.fromkeys(_KEYS, _NOT_QUERIED)
 
 
 class Cluster:
@@ -63,7 +63,7 @@ class Cluster:
     async def rights(self, config: Config) -> dict[tuple[str, str, str, str], bool]:
         """Returns whether each right that the driver needs is granted."""
         needed = RIGHTS + (RIGHTS_ON_DEMAND if config.hugepages_on_demand else ())
-        answers = await asyncio.gather(*(self._inquiry.may(*right) for right in needed))
+        answers = await asyncio.gather(*(self._inquiry.has_right(*right) for right in needed))
         return dict(zip(needed, answers, strict=True))
 
     async def slices(self) -> tuple[Document, ...]:
@@ -106,7 +106,7 @@ class Cluster:
                     raise
                 refusal = error
                 continue
-            ahead = _stamp(answer) - time.time()
+            ahead = _server_time(answer) - time.time()
             dropped = differences(canonical(sent["spec"]), canonical(answer["spec"]))
             # The reason is "" for the list of NUMA nodes, which is not controlled by any setting.
             refused = tuple(_GATE_OF[reason] for reason in left_out if reason)
@@ -140,7 +140,7 @@ class Cluster:
         return await self._inquiry.list_classes()
 
 
-def _stamp(answer: Document) -> float:
+def _server_time(answer: Document) -> float:
     try:
         return datetime.fromisoformat(str(answer["metadata"]["creationTimestamp"])).timestamp()
     except (ValueError, KeyError):
@@ -159,24 +159,28 @@ async def read_cluster(
     try:
         await connection.open()
         cluster = Cluster(connection, node_name)
-        server = await _softly(cluster.server())
+        server = await _or_unread(cluster.server())
         if isinstance(server, Unread):
             return dict.fromkeys(_KEYS, server)
         found: dict[str, Any] = {"server": server}
         counted = config.publish_node_allocatable_resource_mapping
         machine = Unread("the machine cannot be read", "see config.machine")
-        trial = machine if inventory is None else await _softly(cluster.trial(inventory, counted=counted))
-        found |= {"trial": trial, "classes": await _softly(cluster.classes()), "node": await _softly(cluster.node())}
+        trial = machine if inventory is None else await _or_unread(cluster.trial(inventory, counted=counted))
+        found |= {
+            "trial": trial,
+            "classes": await _or_unread(cluster.classes()),
+            "node": await _or_unread(cluster.node()),
+        }
         found |= {"configz": await cluster.configz()}
-        found |= {"rights": await _softly(cluster.rights(config)), "slices": await _softly(cluster.slices())}
-        return found | {"api_claims": await _softly(cluster.claims(records))}
+        found |= {"rights": await _or_unread(cluster.rights(config)), "slices": await _or_unread(cluster.slices())}
+        return found | {"api_claims": await _or_unread(cluster.claims(records))}
     except (KubeError, OSError, ValueError) as error:
         return dict.fromkeys(_KEYS, Unread(f"the API server cannot be queried: {error}", "see api.reachable"))
     finally:
         await connection.close()
 
 
-async def _softly(call: Awaitable[_Answer]) -> _Answer | Unread:
+async def _or_unread(call: Awaitable[_Answer]) -> _Answer | Unread:
     try:
         return await call
     except ForbiddenError as error:

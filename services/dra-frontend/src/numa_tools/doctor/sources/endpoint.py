@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from numa_tools.doctor.facts import Service
 from numa_tools.doctor.model import Unread
-from numa_tools.explain.known import read_containers, read_records
+from numa_tools.explain.snapshot import read_containers, read_records
 from numa_tools.state_client import NoServiceError, StateClient
 
-_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 
 
 def find_service(run_directory: Path, pod_uid: str) -> StateClient:
@@ -29,7 +29,7 @@ def find_service(run_directory: Path, pod_uid: str) -> StateClient:
 def is_served(path: Path) -> bool:
     """Returns True if a process is listening on a unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(_SECONDS)
+        client.settimeout(_TIMEOUT_SECONDS)
         try:
             client.connect(str(path))
         except OSError:
@@ -48,11 +48,11 @@ def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus |
             quarantine=dict(client.document("/v1/quarantine")),
             devices=client.read_list("/v1/devices", DeviceDocument),
         )
-        said = backend["status"]
+        reported = backend["status"]
     except (NoServiceError, KeyError, TypeError, ValueError, AttributeError) as error:
         down = Unread(str(error), "see the frontend container's log, and driver.endpoint")
         return down, down
     try:
-        return service, BackendStatus.model_validate(said)
+        return service, BackendStatus.model_validate(reported)
     except ValidationError:
         return service, Unread("the backend has not reported yet", "see the backend container's log")

@@ -54,12 +54,12 @@ class Inquiry:
 
     async def server_version(self) -> str:
         """Returns the server's version, such as ``v1.36.1``."""
-        document = await self._ask(_Version("get", "", "version"))
+        document = await self._request(_Version("get", "", "version"))
         return str(document.get("gitVersion", ""))
 
     async def kubelet_config(self, node: str) -> Document:
         """Returns a node's effective KubeletConfiguration. Requires ``get`` on ``nodes/proxy``."""
-        document = await self._ask(_Configz("get", "", "nodes/proxy", node))
+        document = await self._request(_Configz("get", "", "nodes/proxy", node))
         found = document.get("kubeletconfig")
         if not isinstance(found, dict):
             raise UnavailableError("get nodes/proxy", f"the response has no kubeletconfig: {shown(document)}")
@@ -71,7 +71,7 @@ class Inquiry:
         items, _ = read_list(call, await self._connection.execute(call), "DeviceClass")
         return frozenset(item["metadata"]["name"] for item in items)
 
-    async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
+    async def has_right(self, verb: str, group: str, resource: str, name: str = "") -> bool:
         """Returns True if RBAC grants the caller this right. Every user may send this request (system:basic-user).
 
         An empty name means all objects.
@@ -83,11 +83,11 @@ class Inquiry:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
         }
-        document = await self._ask(Call("create", "authorization.k8s.io", "selfsubjectaccessreviews", body=body))
+        document = await self._request(Call("create", "authorization.k8s.io", "selfsubjectaccessreviews", body=body))
         status = document.get("status")
         return isinstance(status, dict) and status.get("allowed") is True
 
-    async def _ask(self, call: Call) -> Document:
+    async def _request(self, call: Call) -> Document:
         try:
             document = parse_json(await self._connection.execute(call), MAX_BYTES, "answer", call.operation)
         except MalformedError as error:

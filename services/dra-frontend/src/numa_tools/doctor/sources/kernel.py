@@ -56,10 +56,10 @@ def _cpus(text: str | None) -> frozenset[int]:
 
 def _boot_cpus(reader: Reader, name: str) -> frozenset[int]:
     possible = reader.cpu_list("/sys/devices/system/cpu/possible") or frozenset()
-    said = re.findall(rf"(?:^|\s){name}(?:=(\S*))?(?=\s|$)", reader.text("/proc/cmdline") or "", re.ASCII)
-    if not said:
+    options = re.findall(rf"(?:^|\s){name}(?:=(\S*))?(?=\s|$)", reader.text("/proc/cmdline") or "", re.ASCII)
+    if not options:
         return frozenset()
-    return possible if said[-1] in ("all", "") else _cpus(said[-1].replace("N", str(max(possible, default=0))))
+    return possible if options[-1] in ("all", "") else _cpus(options[-1].replace("N", str(max(possible, default=0))))
 
 
 def _interrupts(reader: Reader, tree: FileTree) -> dict[int, frozenset[int]]:
@@ -99,7 +99,7 @@ def read_cgroups(tree: FileTree, root: str, mountinfo: str, machine: Machine | N
         return Cgroups(
             root=root,
             controllers=None if controllers is None else frozenset(controllers.split()),
-            passed_on=_words(tree, "/cgroup.subtree_control"),
+            delegated=_words(tree, "/cgroup.subtree_control"),
             pods={group: _words(tree, f"{group}/cgroup.subtree_control") for group in pods},
             can_kill="cgroup.kill" in files,
             partitions="cpuset.cpus.exclusive" in files,
@@ -135,6 +135,6 @@ def _host_pages(tree: FileTree, machine: Machine | None) -> dict[PageKey, int] |
     return {(n.id, pool.page_bytes): held_pages(n.id, pool, pods[pool.page_bytes]) for n, pool in pools}
 
 
-def own_limits() -> tuple[int, int]:
+def open_file_limits() -> tuple[int, int]:
     """Returns the soft and hard open-file limits for a process in this container."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -31,9 +31,9 @@ from numa_tools.doctor.kubelet_config import (
     misspelled,
     unarchived,
 )
-from numa_tools.doctor.kubelet_places import PLACES, ROOT, Place
+from numa_tools.doctor.kubelet_paths import DISTRIBUTION_PATHS, ROOT, KubeletPaths
 from numa_tools.doctor.model import Unread
-from numa_tools.doctor.sources.kubelet_files import HostFiles, UnseenError, read_drop_ins
+from numa_tools.doctor.sources.kubelet_files import HostFiles, KubeletConfigError, read_drop_ins
 from numa_tools.doctor.sources.kubelet_launch import find_launch
 from numa_tools.doctor.sources.processes import START_SLACK_SECONDS
 
@@ -58,7 +58,7 @@ def read_given_kubelet(path: str, node: str) -> KubeletConfig:
         found = kubelet_config(document, path)
     except MalformedError as error:
         raise ConfigError(path, [str(error)]) from error
-    reading = Reading((_part(found.source, document),), unseen=why)
+    reading = Reading((_part(found.source, document),), incomplete=why)
     return kubelet_of_reading(reading, _ASK.format(node=node)) or found
 
 
@@ -75,7 +75,7 @@ def choose_kubelet(host_root: str, root: str, node: str, answer: Document | Unre
     if (found := read_archived_kubelet(host_root) or read_kubelet(host_root, root, node)) is not None:
         return found
     why = f"the kubelet's configuration is not visible from here: there is no {root}/config.yaml, and {answer.why}"
-    return Unread(why, _ASK.format(node=node) if answer.on_purpose else answer.remedy, answer.on_purpose)
+    return Unread(why, _ASK.format(node=node) if answer.intentional else answer.remedy, answer.intentional)
 
 
 def read_archived_kubelet(host_root: str) -> KubeletConfig | None:
@@ -99,51 +99,51 @@ def read_files(host_root: str, root: str) -> Reading:
     try:
         launch = find_launch(files, root)
         command = parse_command(launch.arguments if launch else ())
-    except (UnseenError, FlagError) as error:
-        return Reading(running=_states(files, root), unseen=str(error))
-    unseen = "the kubelet's command line is not visible" if launch is None else launch.unclear
+    except (KubeletConfigError, FlagError) as error:
+        return Reading(running=_states(files, root), incomplete=str(error))
+    incomplete = "the kubelet's command line is not visible" if launch is None else launch.unclear
     documents, parts = HostFiles(host_root), []
     try:
-        for part in _parts(documents, command, root, certain=not unseen):
+        for part in _parts(documents, command, root, is_complete=not incomplete):
             parts.append(part)  # noqa: PERF402 - the parts before an error are kept
-    except UnseenError as error:
-        unseen = str(error)
+    except KubeletConfigError as error:
+        incomplete = str(error)
     if launch and command.settings:
         parts.append(Part(launch.origin, command.settings, is_command_line=True))
     if launch and launch.started:
         changed = documents.changed | {path: time for path, time in files.changed.items() if path == launch.origin}
         late = [path for path, time in changed.items() if time > launch.started + START_SLACK_SECONDS]
-        unseen = f"{late[0]} was changed after the kubelet started" if late else unseen
-    return Reading(tuple(parts), _states(files, command.root_dir or root), unseen)
+        incomplete = f"{late[0]} was changed after the kubelet started" if late else incomplete
+    return Reading(tuple(parts), _states(files, command.root_dir or root), incomplete)
 
 
-def _parts(files: HostFiles, command: Command, root: str, *, certain: bool) -> Iterator[Part]:
-    """Yields the ``--config`` file and the drop-ins. Raises UnseenError."""
-    place = Place(command.config, command.config_dir)
-    if not certain and not place.config:
-        likely = _likely_place(files, root)
-        place = Place(likely.config, place.drop_ins or likely.drop_ins)
-    for path in filter(None, (place.config, place.drop_ins)):
+def _parts(files: HostFiles, command: Command, root: str, *, is_complete: bool) -> Iterator[Part]:
+    """Yields the ``--config`` file and the drop-ins. Raises KubeletConfigError."""
+    paths = KubeletPaths(command.config, command.config_dir)
+    if not is_complete and not paths.config:
+        likely = _likely_paths(files, root)
+        paths = KubeletPaths(likely.config, paths.drop_ins or likely.drop_ins)
+    for path in filter(None, (paths.config, paths.drop_ins)):
         if not path.startswith("/"):
-            raise UnseenError(f"{path} is relative to the kubelet's working directory")
-    if place.config:
-        yield _part(place.config, _base(files, place.config, certain=certain))
-    for path, document in read_drop_ins(files, place.drop_ins) if place.drop_ins else ():
+            raise KubeletConfigError(f"{path} is relative to the kubelet's working directory")
+    if paths.config:
+        yield _part(paths.config, _base(files, paths.config, is_complete=is_complete))
+    for path, document in read_drop_ins(files, paths.drop_ins) if paths.drop_ins else ():
         yield _part(path, document)
-        if odd := misspelled(document):
-            raise UnseenError(f"{path} has {odd[0]!r}, which may hide the correctly spelled setting")
+        if misspelled_keys := misspelled(document):
+            raise KubeletConfigError(f"{path} has {misspelled_keys[0]!r}, which may hide the correctly spelled setting")
 
 
 def _part(path: str, document: dict[str, Any]) -> Part:
     return Part(path, {key: document[key] for key in SETTINGS if key in document})
 
 
-def _base(files: HostFiles, path: str, *, certain: bool) -> dict[str, Any]:
+def _base(files: HostFiles, path: str, *, is_complete: bool) -> dict[str, Any]:
     document = files.document(path)
     if document is None:
-        raise UnseenError(f"{path}, which the kubelet's command line specifies, is not visible")
-    if not _is_configuration(document, bare=not certain):
-        raise UnseenError(
+        raise KubeletConfigError(f"{path}, which the kubelet's command line specifies, is not visible")
+    if not _is_configuration(document, bare=not is_complete):
+        raise KubeletConfigError(
             f"{path} is not a {KIND} with apiVersion {API_VERSION}, so the kubelet will not start with it"
         )
     settings: dict[str, Any] = document
@@ -160,17 +160,17 @@ def _is_configuration(document: object, *, bare: bool) -> bool:
     )
 
 
-def _likely_place(files: HostFiles, root: str) -> Place:
-    """Returns the paths for the distribution whose files exist. Raises UnseenError if there are files from several
-    distributions.
+def _likely_paths(files: HostFiles, root: str) -> KubeletPaths:
+    """Returns the paths for the distribution whose files exist. Raises KubeletConfigError if there are files from
+    several distributions.
     """
     own = f"{root}/config.yaml"
-    places = [replace(one, config=one.config.replace(ROOT, root)) for one in PLACES]
-    found = [one for one in places if _may_be_configuration(files, one.config, bare=one.config == own)]
+    candidates = [replace(one, config=one.config.replace(ROOT, root)) for one in DISTRIBUTION_PATHS]
+    found = [one for one in candidates if _may_be_configuration(files, one.config, bare=one.config == own)]
     if len(found) > 1:
-        raise UnseenError(f"any of {', '.join(one.config for one in found)} may be the kubelet's configuration")
-    drop_ins = [one.drop_ins for one in found or places if one.drop_ins and files.names(one.drop_ins)]
-    return Place(found[0].config if found else "", drop_ins[0] if len(drop_ins) == 1 else "")
+        raise KubeletConfigError(f"any of {', '.join(one.config for one in found)} may be the kubelet's configuration")
+    drop_ins = [one.drop_ins for one in found or candidates if one.drop_ins and files.names(one.drop_ins)]
+    return KubeletPaths(found[0].config if found else "", drop_ins[0] if len(drop_ins) == 1 else "")
 
 
 def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
@@ -179,7 +179,7 @@ def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
     """
     try:
         return _is_configuration(files.document(path), bare=bare)
-    except UnseenError:
+    except KubeletConfigError:
         return True
 
 
@@ -190,7 +190,7 @@ def _states(files: HostFiles, root: str) -> dict[str, str]:
         try:
             data = files.data(f"{root}/{name}", _MAX_BYTES) or b""
             policy = parse_json(data, _MAX_BYTES, "kubelet state", name)["policyName"]
-        except (UnseenError, MalformedError, TypeError, KeyError):
+        except (KubeletConfigError, MalformedError, TypeError, KeyError):
             continue
         if isinstance(policy, str) and policy:
             found[manager] = policy

@@ -9,16 +9,16 @@ from typing import Any, Final, NamedTuple
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 
-from numa_tools.doctor.kubelet_places import (
+from numa_tools.doctor.kubelet_paths import (
     ENVIRONMENT_FILES,
     MICROK8S_ARGUMENTS,
-    RANCHERS,
+    RANCHER_DISTRIBUTIONS,
     ROOT,
     UNIT_DIRECTORIES,
     VARIABLES,
-    Rancher,
+    RancherDistribution,
 )
-from numa_tools.doctor.sources.kubelet_files import HostFiles, UnseenError
+from numa_tools.doctor.sources.kubelet_files import HostFiles, KubeletConfigError
 from numa_tools.doctor.sources.processes import find_processes
 from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service, words
 
@@ -41,7 +41,7 @@ class Launch:
     """The process's start time, in seconds since the epoch."""
 
 
-class _Started(NamedTuple):
+class _UnitCommand(NamedTuple):
     """The command line and environment with which a unit starts a program."""
 
     arguments: tuple[str, ...]
@@ -50,7 +50,7 @@ class _Started(NamedTuple):
 
 
 def find_launch(files: HostFiles, root: str) -> Launch | None:
-    """Returns the command line, or None if there is no trace of a kubelet on the node. Raises UnseenError if the
+    """Returns the command line, or None if there is no trace of a kubelet on the node. Raises KubeletConfigError if the
     command line is ambiguous.
 
     If a kubelet is running, its command line is returned. Otherwise, the command line is that of the installed unit or
@@ -60,53 +60,53 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     """
     if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:
-            raise UnseenError(f"several kubelets are running: {', '.join(one.origin for one in running)}")
+            raise KubeletConfigError(f"several kubelets are running: {', '.join(one.origin for one in running)}")
         return running[0]
-    installed = [one for one in (_of_unit(files), _of_microk8s(files), *_of_ranchers(files)) if one]
+    installed = [one for one in (_from_unit(files), _from_microk8s(files), *_from_rancher_distributions(files)) if one]
     if len(installed) > 1:
-        raise UnseenError(f"several kubelets are installed: {', '.join(one.origin for one in installed)}")
+        raise KubeletConfigError(f"several kubelets are installed: {', '.join(one.origin for one in installed)}")
     # If the unit runs a wrapper script, the kubelet's arguments are unknown, but the environment files still contain
     # the flags.
     if installed and not (installed[0].unclear and not installed[0].arguments):
         return installed[0]
-    return _of_environment_files(files, root, installed[0].unclear if installed else "")
+    return _from_environment_files(files, root, installed[0].unclear if installed else "")
 
 
 def _running(files: HostFiles) -> Iterator[Launch]:
     """Yields the running kubelets: root processes in the host's PID namespace, where ordinary pods cannot run.
 
-    Raises UnseenError.
+    Raises KubeletConfigError.
     """
     try:
         found = [one for one in find_processes(HostTree(files.root), _PROGRAMS) if one.is_root and one.namespaces == 1]
     except HostTreeError as error:
-        raise UnseenError(str(error)) from error
+        raise KubeletConfigError(str(error)) from error
     for process in found:
-        origin = f"the command line of process {process.number}"
+        origin = f"the command line of process {process.pid}"
         if process.program == "kubelet":
             unclear = "" if process.command else f"{origin} cannot be read"
             yield Launch(origin, process.command[1:], unclear, process.started)
             continue
         given = [one.partition("=")[2] for one in process.command if one.startswith("--kubelet-args-file=")]
-        launch = _of_microk8s(files, given[0]) if given else None
+        launch = _from_microk8s(files, given[0]) if given else None
         if launch is None:
             yield Launch(origin, (), f"{origin}: its --kubelet-args-file is not visible")
         else:
             yield replace(launch, started=process.started)
 
 
-def _of_unit(files: HostFiles) -> Launch | None:
+def _from_unit(files: HostFiles) -> Launch | None:
     origin = f"the unit {_UNIT}"
     try:
         found = _unit_arguments(files, _UNIT, "kubelet")
-    except (UnitError, UnseenError) as error:
+    except (UnitError, KubeletConfigError) as error:
         return Launch(origin, (), f"{origin}: {error}")
     return None if found is None else Launch(origin, found.arguments)
 
 
-def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | None:
+def _unit_arguments(files: HostFiles, unit: str, program: str) -> _UnitCommand | None:
     """Returns the arguments with which a unit starts a program, or None if the unit does not exist. Raises UnitError
-    and UnseenError.
+    and KubeletConfigError.
     """
     texts = _unit_texts(files, unit)
     if not texts:
@@ -120,21 +120,23 @@ def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | Non
             raise UnitError(f"its environment file {path} is not visible")
         environment |= parse_environment(text or "")
     variables = {*environment, *(one.partition("=")[0] for one in service.variables)}
-    return _Started(arguments_of(service, environment, program), frozenset(variables))
+    return _UnitCommand(arguments_of(service, environment, program), frozenset(variables))
 
 
 def _unit_texts(files: HostFiles, unit: str) -> list[str]:
     """Returns the contents of a unit's fragment and drop-ins in systemd's order, or nothing if there is no fragment."""
-    fragment = next((text for place in UNIT_DIRECTORIES if (text := _unit_text(files, f"{place}/{unit}"))), None)
+    fragment = next(
+        (text for directory in UNIT_DIRECTORIES if (text := _unit_text(files, f"{directory}/{unit}"))), None
+    )
     if fragment is None:
         return []
     drop_ins: dict[str, str] = {}
-    for place in UNIT_DIRECTORIES:
-        for name in files.names(f"{place}/{unit}.d"):
+    for directory in UNIT_DIRECTORIES:
+        for name in files.names(f"{directory}/{unit}.d"):
             if name.endswith(".conf"):
-                drop_ins.setdefault(name, f"{place}/{unit}.d/{name}")
+                drop_ins.setdefault(name, f"{directory}/{unit}.d/{name}")
     if len(drop_ins) > _MAX_DROP_INS:
-        raise UnseenError(f"{unit} has more than {_MAX_DROP_INS} drop-ins")
+        raise KubeletConfigError(f"{unit} has more than {_MAX_DROP_INS} drop-ins")
     return [fragment, *(_unit_text(files, drop_ins[name]) or "" for name in sorted(drop_ins))]
 
 
@@ -142,13 +144,13 @@ def _unit_text(files: HostFiles, path: str) -> str | None:
     return files.text(path, _MAX_UNIT_BYTES)
 
 
-def _of_microk8s(files: HostFiles, path: str = MICROK8S_ARGUMENTS) -> Launch | None:
+def _from_microk8s(files: HostFiles, path: str = MICROK8S_ARGUMENTS) -> Launch | None:
     """Returns the arguments from MicroK8s' file, which contains one argument per line, with the snap's variables
     replaced.
     """
     try:
         text = files.text(path, _MAX_UNIT_BYTES)
-    except UnseenError as error:
+    except KubeletConfigError as error:
         return Launch(path, (), str(error))
     if text is None:
         return None
@@ -163,20 +165,20 @@ def _of_microk8s(files: HostFiles, path: str = MICROK8S_ARGUMENTS) -> Launch | N
         return Launch(path, (), f"{path}: {error}")
 
 
-def _of_ranchers(files: HostFiles) -> list[Launch]:
+def _from_rancher_distributions(files: HostFiles) -> list[Launch]:
     found = []
-    for rancher in RANCHERS:
+    for rancher in RANCHER_DISTRIBUTIONS:
         try:
-            launch = _of_rancher(files, rancher)
-        except (UnitError, UnseenError) as error:
+            launch = _from_rancher_distribution(files, rancher)
+        except (UnitError, KubeletConfigError) as error:
             launch = Launch(rancher.name, (), f"{rancher.name}: {error}")
         if launch:
             found.append(launch)
     return found
 
 
-def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
-    """Returns the kubelet's arguments under k3s or RKE2. Raises UnitError and UnseenError.
+def _from_rancher_distribution(files: HostFiles, rancher: RancherDistribution) -> Launch | None:
+    """Returns the kubelet's arguments under k3s or RKE2. Raises UnitError and KubeletConfigError.
 
     The ``kubelet-arg`` lists from the configuration file and the command line are concatenated. The distribution copies
     the ``--config`` file and the ``--config-dir`` directory into its own drop-in directory, the only one that the
@@ -203,7 +205,7 @@ def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
     return Launch(f"the configuration of {rancher.name}", tuple(arguments), unclear)
 
 
-def _rancher_settings(files: HostFiles, rancher: Rancher, given: tuple[str, ...]) -> Mapping[str, Any]:
+def _rancher_settings(files: HostFiles, rancher: RancherDistribution, given: tuple[str, ...]) -> Mapping[str, Any]:
     """Returns the configuration file merged with its drop-ins. Later values replace earlier ones; ``KEY+`` appends."""
     path = ([*_values(given, "--config", "-c"), rancher.configuration])[0]
     directory = f"{path}.d"
@@ -227,14 +229,14 @@ def _listed(value: object) -> list[str]:
 def _values(arguments: tuple[str, ...], *names: str) -> list[str]:
     """Returns all values of a flag on a command line. Accepts ``--flag value`` and ``--flag=value``."""
     found = []
-    for place, one in enumerate(arguments):
+    for index, one in enumerate(arguments):
         name, equals, value = one.partition("=")
         if name in names:
-            found.append(value if equals else "".join(arguments[place + 1 : place + 2]))
+            found.append(value if equals else "".join(arguments[index + 1 : index + 2]))
     return found
 
 
-def _of_environment_files(files: HostFiles, root: str, why: str) -> Launch | None:
+def _from_environment_files(files: HostFiles, root: str, why: str) -> Launch | None:
     """Returns the flags from the environment files of a unit that is not visible or runs a script."""
     origins, arguments = [], []
     for path in (one.replace(ROOT, root) for one in ENVIRONMENT_FILES):
@@ -242,7 +244,7 @@ def _of_environment_files(files: HostFiles, root: str, why: str) -> Launch | Non
             text = files.text(path, _MAX_UNIT_BYTES)
             variables = parse_environment(text or "")
             flags = [word for name, one in variables.items() if name.startswith(VARIABLES) for word in words(one)]
-        except (UnitError, UnseenError) as error:
+        except (UnitError, KubeletConfigError) as error:
             why = why or f"{path}: {error}"
             continue
         if flags:

@@ -24,19 +24,26 @@ from numa_node.runtimes.settings import CONTAINERD, CRI_O
 from numa_node.toml_text import parse_toml
 
 from numa_tools.doctor.model import Unread
-from numa_tools.doctor.runtime_in_use import PLACES, Candidate, FoundRuntimes, Place, Reported, given_runtime
+from numa_tools.doctor.runtime_in_use import (
+    INSTALLATIONS,
+    Candidate,
+    FoundRuntimes,
+    ReportedRuntime,
+    RuntimeInstallation,
+    given_runtime,
+)
 from numa_tools.doctor.runtime_settings import RuntimeConfig
 from numa_tools.doctor.sources.processes import START_SLACK_SECONDS, Process, find_processes, variables_of
 
-ELSEWHERE: Final = (
+HOST_ROOT_REMEDY: Final = (
     "run the doctor with the node's root file system mounted: kubectl debug node/NODE -it --profile=sysadmin "
     "--image=FRONTEND-IMAGE -- dra-frontend doctor --host-root /host"
 )
 _MAX_FILES: Final = 64
 _MAX_IMPORTS: Final = 256
 _MAX_BYTES: Final = 1 << 20
-_MAX_GIVEN: Final = 4 << 20
-_MAX_TOGETHER: Final = 4 << 20
+_MAX_GIVEN_BYTES: Final = 4 << 20
+_MAX_TOTAL_CHARACTERS: Final = 4 << 20
 """Maximum total number of characters in a runtime's files."""
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
@@ -51,20 +58,24 @@ def read_runtimes(tree: HostTree) -> FoundRuntimes:
     """Returns the runtimes found in a node's file tree."""
     processes = _processes(tree)
     running = [one for one in (_current(tree, process, _running(tree, process)) for process in processes) if one]
-    known = {one.place.config for one in running}
-    there = [_candidate(tree, place) for place in PLACES if place.config not in known]
-    candidates = (*running, *(one for one in there if one))
-    sockets = {place.socket for place in (*PLACES, *(one.place for one in candidates))}
+    known = {one.installation.config for one in running}
+    others = [_candidate(tree, installation) for installation in INSTALLATIONS if installation.config not in known]
+    candidates = (*running, *(one for one in others if one))
+    sockets = {installation.socket for installation in (*INSTALLATIONS, *(one.installation for one in candidates))}
     return FoundRuntimes(candidates, frozenset(one for one in sockets if _is_socket(tree, one)), _endpoint(processes))
 
 
-def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | Unread:
+def read_given_runtime(path: str, reported: ReportedRuntime | None) -> RuntimeConfig | Unread:
     """Reads a runtime's printed settings from a file. The path ``-`` stands for standard input. Raises ConfigError."""
     try:
         # Opening /dev/stdin fails if the runtime passes a socket as standard input.
-        data = sys.stdin.buffer.read(_MAX_GIVEN + 1) if path == "-" else read_regular(path, _MAX_GIVEN, follow=True)
-        if len(data) > _MAX_GIVEN:
-            raise RuntimeConfigError(f"is larger than {_MAX_GIVEN >> 20} MiB")
+        data = (
+            sys.stdin.buffer.read(_MAX_GIVEN_BYTES + 1)
+            if path == "-"
+            else read_regular(path, _MAX_GIVEN_BYTES, follow=True)
+        )
+        if len(data) > _MAX_GIVEN_BYTES:
+            raise RuntimeConfigError(f"is larger than {_MAX_GIVEN_BYTES >> 20} MiB")
         return given_runtime(data.decode(errors="replace"), reported)
     except OSError as error:
         raise ConfigError(path, [error.strerror or str(error)]) from error
@@ -73,20 +84,22 @@ def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | 
 
 
 def _candidate(
-    tree: HostTree, place: Place, *, runs: bool = False, directory: str = _CRIO_DIRECTORY
+    tree: HostTree, installation: RuntimeInstallation, *, runs: bool = False, directory: str = _CRIO_DIRECTORY
 ) -> Candidate | None:
     """Returns a runtime with its files, or None if the runtime has no files and no visible process."""
     read = _Files(tree)
-    if place.software == CRI_O:
-        read.crio(place.config, directory)
+    if installation.software == CRI_O:
+        read.crio(installation.config, directory)
     else:
-        read.containerd(place.config)
+        read.containerd(installation.config)
     if not read.documents and not read.fault and not runs:
         return None
-    if place.software == CONTAINERD and (address := grpc_address(read.documents)):
-        place = replace(place, socket=address)
-    stray = _stray(tree, read.documents) if posixpath.dirname(place.config) == posixpath.dirname(_DROP_INS) else ()
-    return Candidate(place, tuple(read.documents), read.fault, runs=runs, stray=stray)
+    if installation.software == CONTAINERD and (address := grpc_address(read.documents)):
+        installation = replace(installation, socket=address)
+    stray = (
+        _stray(tree, read.documents) if posixpath.dirname(installation.config) == posixpath.dirname(_DROP_INS) else ()
+    )
+    return Candidate(installation, tuple(read.documents), read.fault, runs=runs, stray=stray)
 
 
 class _Files:
@@ -96,7 +109,7 @@ class _Files:
         self._tree = tree
         self.documents: list[tuple[str, dict[str, Any]]] = []
         self.fault = ""
-        self._left = _MAX_TOGETHER
+        self._left = _MAX_TOTAL_CHARACTERS
 
     def containerd(self, config: str) -> None:
         """Reads config.toml and its imports, breadth first."""
@@ -137,7 +150,7 @@ class _Files:
         self._left -= len(text)
         if self._left < 0:
             raise UndeterminedError(
-                f"the files are larger than {_MAX_TOGETHER >> 20} MiB in total; {path} was not read"
+                f"the files are larger than {_MAX_TOTAL_CHARACTERS >> 20} MiB in total; {path} was not read"
             )
         try:
             document = parse_toml(text)
@@ -255,7 +268,7 @@ def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candi
     for path, _ in found.documents:
         if _changed_at(tree, path) > process.started + START_SLACK_SECONDS:
             why = f"{path} was changed after the runtime started, and the change takes effect only after a restart"
-            return replace(found, fault=why, remedy=f"restart the runtime that uses {found.place.config}")
+            return replace(found, fault=why, remedy=f"restart the runtime that uses {found.installation.config}")
     return found
 
 
@@ -275,12 +288,14 @@ def _running(tree: HostTree, process: Process) -> Candidate | None:
         return None if arguments and not arguments[0].startswith("-") else _running_crio(tree, process)
     if process.program != "containerd" or _has_command(arguments):
         return None
-    config = _option(arguments, "config", "c") or PLACES[0].config
+    config = _option(arguments, "config", "c") or INSTALLATIONS[0].config
     address = _option(arguments, "address", "a")
-    known = next((one for one in PLACES if one.software == CONTAINERD and one.config == config), None)
-    found = _candidate(tree, known or Place(CONTAINERD, CONTAINERD, config, PLACES[0].socket), runs=True)
+    known = next((one for one in INSTALLATIONS if one.software == CONTAINERD and one.config == config), None)
+    found = _candidate(
+        tree, known or RuntimeInstallation(CONTAINERD, CONTAINERD, config, INSTALLATIONS[0].socket), runs=True
+    )
     if found and address:
-        found = replace(found, place=replace(found.place, socket=address))
+        found = replace(found, installation=replace(found.installation, socket=address))
     if found and not config.startswith("/"):
         return replace(found, fault=f"containerd was started with the relative path {config}")
     return found
@@ -288,9 +303,11 @@ def _running(tree: HostTree, process: Process) -> Candidate | None:
 
 def _running_crio(tree: HostTree, process: Process) -> Candidate | None:
     arguments = _arguments(process)
-    crio = next(one for one in PLACES if one.software == CRI_O)
-    place = replace(crio, config=_option(arguments, "config", "c") or crio.config)
-    found = _candidate(tree, place, runs=True, directory=_option(arguments, "config-dir", "d") or _CRIO_DIRECTORY)
+    crio = next(one for one in INSTALLATIONS if one.software == CRI_O)
+    installation = replace(crio, config=_option(arguments, "config", "c") or crio.config)
+    found = _candidate(
+        tree, installation, runs=True, directory=_option(arguments, "config-dir", "d") or _CRIO_DIRECTORY
+    )
     options = [name for name in map(_name, arguments) if _CRIO_REPLACES.fullmatch(name)]
     variables = variables_of(tree, process) & _CRIO_VARIABLES
     if found and (options or variables):

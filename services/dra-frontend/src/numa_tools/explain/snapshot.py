@@ -39,7 +39,7 @@ class PublishedDevice(Document):
 
 
 @dataclass(frozen=True)
-class Known:
+class NodeSnapshot:
     """Snapshot of a node's state."""
 
     inventory: Inventory
@@ -52,9 +52,9 @@ class Known:
     backend: BackendDocument | None = None
     """The ``/v1/backend`` document, or None if it is unknown or unreadable."""
     published: tuple[PublishedDevice, ...] = ()
-    silent: str = ""
+    no_response: str = ""
     """Reason why the service did not respond, or "" if it did. Without a response, the containers are not known."""
-    hindrances: tuple[str, ...] = ()
+    refusal_reasons: tuple[str, ...] = ()
     """Reasons why this node currently accepts no claims, whatever they request."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Contents of the containers' cgroup files, if readable, by container id and file name."""

@@ -76,7 +76,7 @@ _VALIDATOR: dict[str, Any] = {
 }
 
 
-class AilingNode:
+class FaultyNode:
     """The node. A test changes it and then checks the result of :meth:`examined`. CPU 0 is reserved; a container runs
     on the claimed CPUs 2-3.
     """

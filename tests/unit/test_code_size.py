@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from hack.house import MAX_FIELDS, overloaded
+from hack.code_size import MAX_FIELDS, overloaded
 
 _NAMES = [f"field_{number}" for number in range(MAX_FIELDS)]
 

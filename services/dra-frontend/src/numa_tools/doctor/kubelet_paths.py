@@ -10,7 +10,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KubeletPaths:
     """The ``--config`` file and the ``--config-dir`` directory of a distribution."""
 
     config: str
@@ -19,23 +19,23 @@ class Place:
 
 ROOT: Final = "ROOT"
 """Placeholder for the kubelet's root directory, which is configurable."""
-PLACES: Final = (
+DISTRIBUTION_PATHS: Final = (
     # kubeadm. The Kubernetes documentation suggests this drop-in directory.
-    Place(f"{ROOT}/config.yaml", "/etc/kubernetes/kubelet.conf.d"),
+    KubeletPaths(f"{ROOT}/config.yaml", "/etc/kubernetes/kubelet.conf.d"),
     # EKS: nodeadm (Amazon Linux 2023) and bootstrap.sh (Amazon Linux 2).
-    Place("/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet/config.json.d"),
-    Place("/etc/kubernetes/kubelet/kubelet-config.json", "/etc/kubernetes/kubelet/kubelet-config.json.d"),
+    KubeletPaths("/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet/config.json.d"),
+    KubeletPaths("/etc/kubernetes/kubelet/kubelet-config.json", "/etc/kubernetes/kubelet/kubelet-config.json.d"),
     # Talos.
-    Place("/etc/kubernetes/kubelet.yaml"),
+    KubeletPaths("/etc/kubernetes/kubelet.yaml"),
     # OpenShift. On a kubeadm node, a file with this name is a kubeconfig.
-    Place("/etc/kubernetes/kubelet.conf", "/etc/openshift/kubelet.conf.d"),
+    KubeletPaths("/etc/kubernetes/kubelet.conf", "/etc/openshift/kubelet.conf.d"),
     # k0s, newer and older releases.
-    Place("/run/k0s/kubelet/config.yaml"),
-    Place("/var/lib/k0s/kubelet-config.yaml"),
+    KubeletPaths("/run/k0s/kubelet/config.yaml"),
+    KubeletPaths("/var/lib/k0s/kubelet-config.yaml"),
     # GKE.
-    Place("/home/kubernetes/kubelet-config.yaml"),
+    KubeletPaths("/home/kubernetes/kubelet-config.yaml"),
     # AKS.
-    Place("/etc/default/kubeletconfig.json"),
+    KubeletPaths("/etc/default/kubeletconfig.json"),
 )
 ENVIRONMENT_FILES: Final = (
     f"{ROOT}/kubeadm-flags.env",
@@ -58,7 +58,7 @@ MICROK8S_ARGUMENTS: Final = "/var/snap/microk8s/current/args/kubelet"
 
 
 @dataclass(frozen=True, slots=True)
-class Rancher:
+class RancherDistribution:
     """A distribution that passes ``kubelet-arg`` from its own configuration to the kubelet."""
 
     name: str
@@ -77,7 +77,7 @@ class Rancher:
         return f"/var/lib/rancher/{self.name}"
 
 
-RANCHERS: Final = (
-    Rancher("k3s", ("k3s.service", "k3s-agent.service")),
-    Rancher("rke2", ("rke2-server.service", "rke2-agent.service")),
+RANCHER_DISTRIBUTIONS: Final = (
+    RancherDistribution("k3s", ("k3s.service", "k3s-agent.service")),
+    RancherDistribution("rke2", ("rke2-server.service", "rke2-agent.service")),
 )

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.devices.inventory import Inventory, InventoryError, MismatchKind, build_inventory
+from dra_frontend.devices.inventory import ALTERNATIVES, Inventory, InventoryError, MismatchKind, build_inventory
 from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.discovery import discover
-from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine, NumaNode
+from dra_frontend.machine.model import MEMORY_STEP, DoubtTopic, HugepagePool, Machine, NumaNode
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import Config, parse_config
@@ -247,16 +247,20 @@ def test_an_impossible_configuration_disables_its_driver(keys: dict[str, Any], d
     """The configuration was written for a different machine. The other driver's devices are still offered, and claims
     can still be released.
     """
-    found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
+    found = replace(machine(), doubts={DoubtTopic.L3: "/sys/map: odd", DoubtTopic.SOCKET: "/sys/mask: odd"})
     inventory = offered(found, **keys)
     assert inventory.refusals == {driver: text}
     assert {pool.driver for pool in inventory.pools if pool.devices} == {"dra.cpu", "dra.memory"} - {driver}
     assert {pool.name for pool in inventory.pools} >= {"n", "n-memory"}
 
 
+def test_the_consequence_of_every_doubt_is_described() -> None:
+    assert ALTERNATIVES.keys() == set(DoubtTopic)
+
+
 def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
     """Devices per NUMA node or per CPU do not depend on sockets or caches."""
-    found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
+    found = replace(machine(), doubts={DoubtTopic.L3: "/sys/map: odd", DoubtTopic.SOCKET: "/sys/mask: odd"})
     told = (
         "/sys/map: odd; CPUs whose files disagree are treated as having no L3 cache",
         "/sys/mask: odd; sockets are distinguished by their IDs",

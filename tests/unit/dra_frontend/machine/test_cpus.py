@@ -4,7 +4,7 @@
 import pytest
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
-from dra_frontend.machine.model import CoreType, Machine
+from dra_frontend.machine.model import CoreType, DoubtTopic, Machine
 from numa_tools.commands.inspect import report
 
 from tests.rigs.trees import Link, MemoryTree, captured, small_machine
@@ -121,7 +121,7 @@ def test_packages_are_determined_by_masks_and_ids(changes: Changes, second: int,
     machine = look(changes)
     packages = [cpu.package for cpu in machine.cpus.values()]
     assert packages == ([0] * 4 + [second] * 4 if "cpu2" not in doubt else [0, 0, 1, 0, 1, 1, 1, 1])
-    assert machine.doubts == ({"socket": f"{CPU}/{doubt}"} if doubt else {})
+    assert machine.doubts == ({DoubtTopic.SOCKET: f"{CPU}/{doubt}"} if doubt else {})
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_cpus_without_an_l3_are_not_dropped(changes: Changes, doubt: str) -> Non
     """
     machine = look(changes)
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == [(None, -1)] * 8
-    assert doubt in machine.doubts.get("l3", "")
+    assert doubt in machine.doubts.get(DoubtTopic.L3, "")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_file_that_contradicts_the_others_leaves_one_cpu_without_an_l3(file: s
     machine = look({f"cpu1/cache/index3/{file}": text})
     expected = [(0, 0), (None, -1), (0, 0), (0, 0), *[(4, 1)] * 4]
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == expected
-    assert doubt in machine.doubts["l3"]
+    assert doubt in machine.doubts[DoubtTopic.L3]
 
 
 def pmus(**cpus: str) -> Changes:

@@ -9,7 +9,7 @@ import pytest
 from dra_frontend.devices.inventory import MismatchKind, build_inventory
 from dra_frontend.devices.memory import nearest_nodes
 from dra_frontend.machine.discovery import discover
-from dra_frontend.machine.model import Machine, MemoryKind, MemoryTraits
+from dra_frontend.machine.model import DoubtTopic, Machine, MemoryKind, MemoryTraits
 from dra_frontend.node.host_tree import HostTree
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +42,7 @@ def look(changes: dict[str, str | bytes | None], tree: MemoryTree = TREE) -> Mac
 def doubts(found: Machine) -> str:
     """Returns the inventory's warning about memory."""
     mismatches = build_inventory(found, Config(), "n").mismatches
-    doubt = found.doubts.get("memory", "")
+    doubt = found.doubts.get(DoubtTopic.MEMORY, "")
     assert [one.text for one in mismatches if one.kind is MismatchKind.DOUBT] == (
         [f"{doubt}; kind, bandwidth, latency or nearest CPUs of some memory are unknown"] if doubt else []
     )
@@ -193,7 +193,7 @@ def test_no_performance_file_can_remove_memory(path: str, content: bytes | None)
     """Whatever a performance file contains, and even if it is missing, no memory disappears."""
     found = look({path: content})
     assert [node.memory_bytes >> 30 for node in found.numa_nodes.values()] == [4, 4, 8, 8, 8]
-    assert found.doubts.keys() <= {"memory"}
+    assert found.doubts.keys() <= {DoubtTopic.MEMORY}
 
 
 def test_devices_beyond_the_limit_are_not_read() -> None:

@@ -14,6 +14,7 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.machine.model import DoubtTopic
 from dra_frontend.node.error_watch import ErrorWatch
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.machine_watch import DOUBT_SECONDS, MachineWatch
@@ -305,7 +306,7 @@ async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3
         assert "shared_cpu_map" in rig.watch.problem
         rig.host.change({"cpu/cpu0/cache/index3/shared_cpu_map": "0f"})
     else:
-        assert rig.watch.inventory.machine.doubts.keys() == {"l3"}
+        assert rig.watch.inventory.machine.doubts.keys() == {DoubtTopic.L3}
         assert any("having no L3 cache" in warning for warning in rig.watch.warnings)
         rig.host.reads = 0
     await rig.watch.read()
@@ -324,7 +325,7 @@ async def test_a_file_that_could_not_be_read_for_a_while_is_read_again(tmp_path:
     trees = HostTree(tmp_path / "host"), MemoryTree({})
     watch = MachineWatch(*trees, Config(), "n", lambda: Ledger({}), clock=lambda: now[0])
     await watch.read()
-    assert watch.inventory.machine.doubts.keys() == {"l3"}
+    assert watch.inventory.machine.doubts.keys() == {DoubtTopic.L3}
     for _ in range(2):
         inventory = watch.inventory
         now[0] += DOUBT_SECONDS - 1
@@ -332,7 +333,7 @@ async def test_a_file_that_could_not_be_read_for_a_while_is_read_again(tmp_path:
         assert watch.inventory is inventory
         now[0] += 1
         await watch.read()
-        assert watch.inventory.machine.doubts.keys() == {"l3"}
+        assert watch.inventory.machine.doubts.keys() == {DoubtTopic.L3}
     file.rmdir()
     file.with_name("kept").rename(file)
     now[0] += DOUBT_SECONDS

@@ -42,18 +42,19 @@ from dra_frontend.devices.model import (
 from dra_frontend.devices.reserves import MemoryReserve, memory_reserve
 from dra_frontend.devices.slices import attribute_document
 from dra_frontend.machine.host_hugepages import PageKey
-from dra_frontend.machine.model import Machine
+from dra_frontend.machine.model import DoubtTopic, Machine
 from dra_frontend.placement.allocator import Layout
 
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 """Attribute that lets a claim combine CPUs with another driver's device on the same PCIe root (KEP-5491)."""
 _MAX_POOL_NAME_LENGTH: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-_ALTERNATIVES: Final = {
-    "socket": "sockets are distinguished by their IDs",
-    "l3": "CPUs whose files disagree are treated as having no L3 cache",
-    "memory": "kind, bandwidth, latency or nearest CPUs of some memory are unknown",
+ALTERNATIVES: Final = {
+    DoubtTopic.SOCKET: "sockets are distinguished by their IDs",
+    DoubtTopic.L3: "CPUs whose files disagree are treated as having no L3 cache",
+    DoubtTopic.MEMORY: "kind, bandwidth, latency or nearest CPUs of some memory are unknown",
 }
+"""How the machine is treated while a topic is in doubt."""
 
 
 class MismatchKind(StrEnum):
@@ -205,10 +206,8 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
         reason = f"does not exist; possible CPUs: {format_cpu_list(possible)}"
         yield CPU_DRIVER, f"reservedCPUs: CPU {format_cpu_list(missing)} {reason}"
     elif config.cpu_device_mode == "grouped" and config.group_by in machine.doubts:
-        yield (
-            CPU_DRIVER,
-            f"groupBy: {config.group_by} cannot be determined on this machine: {machine.doubts[config.group_by]}",
-        )
+        doubt = machine.doubts[DoubtTopic(config.group_by)]
+        yield CPU_DRIVER, f"groupBy: {config.group_by} cannot be determined on this machine: {doubt}"
     if absent := {entry.numa_node for entry in config.reserved_memory} - nodes:
         reason = f"does not exist; possible NUMA nodes: {format_cpu_list(nodes)}"
         yield MEMORY_DRIVER, f"reservedMemory: NUMA node {format_cpu_list(absent)} {reason}"
@@ -300,9 +299,9 @@ def _cpu_mismatches(machine: Machine, config: Config, pool: Pool, refused: Mappi
     if not pool.devices and CPU_DRIVER not in refused:
         text = f"reservedCPUs, withheldCPUs: no CPUs are left for claims; online CPUs: {online}"
         yield Mismatch(MismatchKind.NOTHING_LEFT, text)
-    for fact, doubt in machine.doubts.items():
+    for topic, doubt in machine.doubts.items():
         if doubt not in refused.get(CPU_DRIVER, ""):
-            yield Mismatch(MismatchKind.DOUBT, f"{doubt}; {_ALTERNATIVES[fact]}")
+            yield Mismatch(MismatchKind.DOUBT, f"{doubt}; {ALTERNATIVES[topic]}")
 
 
 def _memory_mismatches(

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
-from dra_frontend.machine.model import CoreType
+from dra_frontend.machine.model import CoreType, DoubtTopic
 from dra_frontend.machine.numbering import Group, group_numbers
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
@@ -106,7 +106,7 @@ def read_packages(reader: Reader, cpus: CpuStates, earlier: Mapping[int, int]) -
                 path = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
                 raise HostTreeError(path, f"is {ids[cpu]}, but CPU {min(group)} of the same package has a different ID")
     except HostTreeError as error:
-        reader.doubts["socket"] = str(error)
+        reader.doubts[DoubtTopic.SOCKET] = str(error)
         groups = {}
     alone: dict[int, set[int]] = defaultdict(set)
     for cpu in cpus.online - set(groups):
@@ -169,7 +169,7 @@ def read_l3(reader: Reader, cpus: CpuStates, earlier: Mapping[int, int]) -> tupl
     for cpu in sets.keys() - groups.keys():
         damaged[cpu] = _contradiction(_l3_directory(reader, cpu), sets, cpu)
     if damaged:
-        reader.doubts["l3"] = damaged[min(damaged)]
+        reader.doubts[DoubtTopic.L3] = damaged[min(damaged)]
     named = {
         groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
     }

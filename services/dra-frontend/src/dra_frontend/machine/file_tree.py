@@ -7,6 +7,8 @@ from typing import Protocol
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError, shown
 
+from dra_frontend.machine.model import DoubtTopic
+
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 # The kernel prints masks as 32-bit words, highest first. Only the highest word may be shorter (lib/vsprintf.c, %pb).
 _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,2047}", re.ASCII | re.IGNORECASE)
@@ -42,10 +44,8 @@ class Reader:
     def __init__(self, tree: FileTree) -> None:
         self._tree = tree
         self.live_page_bytes = tree.live_page_bytes()
-        self.doubts: dict[str, str] = {}
-        """Doubts about the kernel's files by topic (``socket``, ``l3``, ``memory``), each with the file and the
-        reason.
-        """
+        self.doubts: dict[DoubtTopic, str] = {}
+        """Doubts about the kernel's files by topic, each with the file and the reason."""
         # Parsed masks, keyed by their text. They are cached because hundreds of CPUs share the same few masks.
         self._masks: dict[str, frozenset[int]] = {}
 

@@ -13,10 +13,8 @@ from numa_contract.errors import shown
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.memory_kinds import MemoryFacts, memory_kinds
-from dra_frontend.machine.model import MemoryKind, MemoryTraits
+from dra_frontend.machine.model import DoubtTopic, MemoryKind, MemoryTraits
 
-DOUBT: Final = "memory"
-"""Key under which a doubt about the files read here is recorded."""
 _NODES: Final = "/sys/devices/system/node"
 _TIERS: Final = "/sys/devices/virtual/memory_tiering"
 _DAX: Final = "/sys/bus/dax"
@@ -76,7 +74,7 @@ def _read_or_doubt(reader: Reader, read: Callable[..., _T], *arguments: int | st
     try:
         return read(reader, *arguments)
     except HostTreeError as error:
-        reader.doubts.setdefault(DOUBT, str(error))
+        reader.doubts.setdefault(DoubtTopic.MEMORY, str(error))
         return None
 
 

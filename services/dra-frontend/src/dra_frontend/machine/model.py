@@ -22,6 +22,17 @@ class CoreType(StrEnum):
     EFFICIENCY = "e-core"
 
 
+class DoubtTopic(StrEnum):
+    """Facts about which the kernel's files can contradict each other without making the machine unusable."""
+
+    SOCKET = "socket"
+    """The CPUs of each socket."""
+    L3 = "l3"
+    """The CPUs that share an L3 cache."""
+    MEMORY = "memory"
+    """The kind, bandwidth, latency and nearest CPUs of memory."""
+
+
 class MemoryKind(StrEnum):
     """Kind of memory; values of the ``dra.memory/kind`` attribute."""
 
@@ -133,8 +144,8 @@ class Machine:
     base_page_bytes: int = 4096
     pcie_roots: dict[str, frozenset[int]] = field(default_factory=dict)
     """CPUs close to each PCIe root complex, including offline CPUs, by the complex's name in sysfs (``pci0000:00``)."""
-    doubts: Mapping[str, str] = field(default_factory=dict)
-    """Contradictions in the kernel's files by topic (``socket``, ``l3``), each with the file and the reason."""
+    doubts: Mapping[DoubtTopic, str] = field(default_factory=dict)
+    """Contradictions in the kernel's files by topic, each with the file and the reason."""
     known: Mapping[int, Cpu] = field(default_factory=dict, compare=False, repr=False)
     """Every CPU that this process has ever seen online, in its last known state."""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP server for the kubelet's probes over TCP. Any process that can reach the port can send requests.
 
-The backend does not depend on an HTTP library and serves only two paths. So only the first line of a request is parsed.
-The request is answered with one of a few pages, and the connection is closed. Headers are received and dropped. The
-number of connections, their duration, and the number of bytes read from each are limited. A new connection is always
+The backend does not depend on an HTTP library and serves only two paths. So this server parses only the first line of a
+request, discards the headers, answers with one of a few pages, and closes the connection. The number of connections,
+their duration, and the number of bytes read from each are limited. A new connection is always
 served: if there are too many, the oldest one is closed. docs/adr/0025-one-http-server.md compares this server with the
 frontend's.
 """

@@ -15,14 +15,14 @@ Since step 3 precedes step 4, an instance that is killed at any point leaves a f
 can restore every original. If step 3 fails, nothing is moved.
 
 An instance that is frozen during a pass is replaced after a few seconds (node/active_lock.py), and may later continue
-the pass with what it read before. It would then overwrite its successor's originals, or move interrupts behind its
-successor's back. So each write of a pass is preceded by a check that the instance still holds the active lock. Only a
-write that was already in progress cannot be prevented.
+the pass with values that are out of date. It would then overwrite its successor's originals, or move interrupts behind
+its successor's back. So each write of a pass is preceded by a check that the instance still holds the active lock. A
+write that is already in progress when the lock is lost cannot be prevented.
 
 A pass runs when the CPUs to vacate or the online CPUs change. While any affinity differs from its original, a pass also
 runs periodically, because other programs write to the same files: irqbalance to those of interrupts, and
 ``systemctl daemon-reload`` to those of slices. A movable whose write the kernel rejected is considered unmovable, and
-is not written again until the CPUs change.
+is not written again until the CPUs to vacate or the online CPUs change.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Movables(Protocol):
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
         """Returns the affinities of the interrupts or slices named in ``moved``, and of all others that use a CPU to be
-        vacated. The result may contain others as well.
+        vacated. The result may also contain further interrupts or slices.
 
         The value is None if an interrupt or slice exists but its affinity cannot currently be read.
         """
@@ -108,17 +108,17 @@ class AffinityClass:
     interval_seconds: float
     """Interval in seconds between passes while any affinity differs from its original."""
     may_relocate: bool
-    """True if an interrupt or slice may use all other online CPUs when all of its own must be vacated. If False, it
+    """True if an interrupt or slice whose CPUs must all be vacated is moved to all other online CPUs. If False, it
     keeps its affinity.
     """
     not_moved: BackendCode
     """Code of the problem to report if moving fails with an error that has no code of its own."""
     delayed: frozenset[str] = frozenset()
-    """Names of the movables that may be read back with an earlier affinity for some time after a write."""
+    """Names of the movables for which a read may return an earlier affinity for some time after a write."""
     contested: Problem = NO_PROBLEM
-    """Problem to report if another program keeps moving interrupts or slices back, with the remedy."""
+    """Problem to report, including the remedy, if another program keeps moving interrupts or slices back."""
     remaining: Problem = NO_PROBLEM
-    """Problem to report if some interrupts or slices stay on claimed CPUs, with the reason and the remedy."""
+    """Problem to report, including its reason and remedy, if some interrupts or slices stay on claimed CPUs."""
     may_write: Callable[[], bool] = lambda: True
     """Returns False once another instance may be active. It is called in the pass's thread, before each write."""
 
@@ -128,9 +128,7 @@ class AffinityClass:
         self.originals.save(originals)
 
     def set_affinity(self, name: str, cpus: Cpus) -> bool:
-        """Writes an affinity, as the method of the movables does. Also raises OSError if this instance must not
-        write.
-        """
+        """Writes an affinity, like Movables.set_affinity(). Also raises OSError if this instance must not write."""
         self._check()
         return self.movables.set_affinity(name, cpus)
 

@@ -121,7 +121,7 @@ class Interrupts:
             return parse_cpu_list(opened.read().decode())
 
     def _has_handler(self, name: str) -> bool:
-        """Returns True if a driver handles the interrupt: each handler has a directory."""
+        """Returns True if a driver handles the interrupt, which then has a directory for each handler."""
         with os.scandir(f"{self._irqs}/{name}") as entries:
             return any(entry.is_dir() for entry in entries)
 

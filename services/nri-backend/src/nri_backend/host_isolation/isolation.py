@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def cpus_without_interrupts(state: NodeState) -> Cpus:
-    """Returns the online CPUs of running claim containers, except the CPUs of requests with ``irqs: keep``."""
+    """Returns the online claimed CPUs of running containers, except the CPUs of requests with ``irqs: keep``."""
     running = [one.entitlement for one in state if one.phase in OCCUPYING and one.entitlement.cpus]
     claimed = frozenset[int]().union(*(held.cpus for held in running))
     return (claimed - frozenset().union(*(held.interrupt_cpus for held in running))) & state.host.online

@@ -71,8 +71,8 @@ class EvictionPlan:
 def reduced_affinity(original: Cpus, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool) -> Cpus:
     """Returns the original affinity without the CPUs that must be vacated. An empty original means all CPUs.
 
-    If no online CPU remains, the result is all other online CPUs if ``may_relocate`` is set, otherwise the unchanged
-    original.
+    If no online CPU remains, the result is all online CPUs that need not be vacated if ``may_relocate`` is set and
+    there are any, otherwise the unchanged original.
     """
     if not cpus_to_vacate or (original and original.isdisjoint(cpus_to_vacate)):
         return original

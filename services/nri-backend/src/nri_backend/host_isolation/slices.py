@@ -17,8 +17,8 @@ SLICES: Final = ("system.slice", "user.slice", "init.scope")
 class HostSlices:
     """Reads and writes ``cpuset.cpus`` of the slices.
 
-    An empty ``cpuset.cpus`` means every CPU. An empty file cannot be restored: a list of all possible CPUs is written
-    instead.
+    An empty ``cpuset.cpus`` means every CPU. An empty original cannot be restored, so a list of all possible CPUs is
+    written instead.
     """
 
     def __init__(self, tree: CgroupTree, host_root: str) -> None:
@@ -47,7 +47,7 @@ class HostSlices:
             return parse_cpu_list(self._tree.read(name, file))
         except CgroupGoneError as error:
             if not self._tree.is_mounted():
-                # The slice may still exist. If it counted as gone, its original would be discarded.
+                # The slice may still exist. If it were treated as removed, its original would be discarded.
                 raise OSError(f"{self._tree.root} is not mounted") from error
             return None
         except CgroupAccessError as error:

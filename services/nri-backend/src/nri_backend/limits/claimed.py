@@ -79,7 +79,7 @@ neither of them is mistaken for one of the kubelet's values.
 
 @dataclass(frozen=True, slots=True)
 class DesiredLimit:
-    """The desired limit in one file."""
+    """The desired limit for one cgroup file."""
 
     limit: Limit
     rule: Literal["exactly", "at most", "at least"] = "exactly"
@@ -90,7 +90,7 @@ class DesiredLimit:
     """True if a missing file is treated as a difference. Otherwise the limit is written only if the file exists."""
 
     def met_by(self, observed: Limit) -> bool:
-        """Returns True if the observed limit needs no write."""
+        """Returns True if the observed limit is acceptable, so that no write is needed."""
         if self.rule == "exactly":
             return observed == self.limit
         low, high = (observed, self.limit) if self.rule == "at most" else (self.limit, observed)
@@ -136,8 +136,8 @@ def uncounted(limit: int, counted: int) -> int:
 def with_reservation(file: str) -> tuple[str, ...]:
     """Returns a file together with the other files that must have the same limit.
 
-    For hugepages, that is the file with the reservation limit. If too few pages are free, mmap fails because of it;
-    without it, mmap would succeed, and a later access would kill the process.
+    For hugepages, that is the file with the reservation limit. With this limit, mmap fails if too few pages are free.
+    Without it, mmap would succeed, and a later access would kill the process.
     """
     return (file, f"{file.removesuffix('max')}rsvd.max") if file.startswith(_HUGE) else (file,)
 

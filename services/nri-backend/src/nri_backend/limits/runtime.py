@@ -72,13 +72,13 @@ def parse_limits(resources: Resources, *, requested: bool = False) -> RuntimeLim
 
     A quota of -1 means no limit. Hugepage limits with an invalid page size are left out.
 
-    ``requested`` is True if the resources come from a kubelet request. Only such a request reveals the kubelet's static
-    managers. With the static CPU manager, the kubelet sends a cpuset for every container; for containers that are not
-    Guaranteed, it is the default set. With the static Memory Manager, it sends mems for Guaranteed containers.
-    Otherwise it sends neither. A request looks the same if an NRI plugin that the runtime calls earlier has set CPUs or
-    mems: NRI writes each plugin's answer into the request for the next one (adjustResources() in its
-    pkg/adaptation/result.go). Resources that a runtime has stored reveal nothing about the kubelet, since they contain
-    this plugin's own answers.
+    ``requested`` is True if the resources come from a kubelet request. Only such a request shows whether the kubelet
+    uses its static managers. With the static CPU manager, the kubelet sends a cpuset for every container; for
+    containers that are not Guaranteed, it is the default set. With the static Memory Manager, it sends mems for
+    Guaranteed containers. Otherwise it sends neither. A request looks the same if an NRI plugin that the runtime calls
+    earlier has set CPUs or mems: NRI writes each plugin's answer into the request for the next one (adjustResources()
+    in its pkg/adaptation/result.go). Resources that a runtime has stored reveal nothing about the kubelet, since they
+    contain this plugin's own answers.
     """
     hugepages: dict[int, int] = {}
     for size, limit in resources.hugepage_limits.items():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to kernel and disk: cgroups, online CPUs, the active lock. Other packages decide what is written."""
+"""Access to the kernel and the disk: cgroups, online CPUs, the active lock. Other packages decide what is written."""

@@ -171,8 +171,8 @@ class ActiveLock:
             self._fd = -1
 
     def _try_or_warn(self) -> bool:
-        """Tries once to acquire the lock, as try_acquire() does. Returns False if file descriptors or memory have run
-        out.
+        """Tries once to acquire the lock, like try_acquire(). If file descriptors or memory have run out, logs a
+        warning and returns False.
         """
         try:
             return self.try_acquire()
@@ -180,7 +180,7 @@ class ActiveLock:
             if not is_shortage(error):
                 raise
             self._warn_once("the active lock cannot be acquired, trying again", error)
-            # The file may just have been locked. Another instance that has enough descriptors can then acquire it.
+            # This instance may have locked the file already. Closing it lets another instance acquire the lock.
             self.close()
             return False
 

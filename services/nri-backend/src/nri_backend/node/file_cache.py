@@ -193,7 +193,9 @@ class FileCache:
             return False
 
     def _differing_of_each(self, keys: Sequence[str]) -> list[str]:
-        """Compares as differing() does, but one key at a time. Opens files that may stay open."""
+        """Compares files like differing(), but one key at a time. If files may stay open, keeps as many of them open as
+        the limit allows.
+        """
         if not keys:
             return []
         readings = [(key, self._readings.get(key)) for key in keys]

@@ -72,7 +72,7 @@ class HostReader:
         They are read on the event loop itself, because that takes less time than switching to a thread. Reading does
         not wait for the cgroup locks: the kernel formats sysfs files from memory, and looks up and lists cgroups under
         the kernfs lock (kernfs_iop_getattr() and kernfs_fop_readdir() in fs/kernfs). A write to a cgroup may have to
-        wait for the cgroup locks. Only the probe writes to cgroups, so they are read in a thread if a probe is due.
+        wait for the cgroup locks, but only the probe writes to cgroups. So a thread is used only if a probe is due.
         """
         try:
             host = await asyncio.to_thread(self._read) if self._probe_is_due() else self._read()

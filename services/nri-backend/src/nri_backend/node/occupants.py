@@ -32,9 +32,7 @@ class OtherCgroups:
     online: frozenset[int]
     """Online CPUs."""
     contents: Callable[[Mapping[str, str], str], Mapping[str, bytes]]
-    """Reads the same file in several cgroups through descriptors that the audit keeps open, as FileCache.contents()
-    does.
-    """
+    """Reads the same file in several cgroups through descriptors that the audit keeps open (FileCache.contents())."""
 
 
 def occupants(

@@ -108,7 +108,7 @@ class Privileges:
     that is unknown. Call it only if the kernel supports partitions: the first call probes the kernel.
     """
     problems: tuple[Problem, ...] = ()
-    """Problems with capabilities that do not concern partitions, each with its effect and the remedy."""
+    """Capability problems that do not affect partitions, each with its consequence and the remedy."""
     probe_is_due: Callable[[], bool] = lambda: False
     """Returns True if the kernel supports partitions, and ``partition_obstacle`` has not probed it yet."""
 
@@ -258,8 +258,8 @@ def _probe_once(tree: CgroupTree, cpu: str) -> str:
     is privileged, so the nested cgroup needs a list of CPUs. Its parent is not a partition, so
     remote_partition_enable() follows, which checks the capability (PERR_ACCESS) before the CPUs. The CPUs of a remote
     partition are those in the nested list that the parent reserves in ``cpuset.cpus.exclusive``. The parent reserves
-    none, so the set is empty and the kernel rejects it (PERR_INVCPUS), whatever other partitions exist: no process
-    loses a CPU.
+    none, so the set is empty and the kernel rejects it (PERR_INVCPUS), whatever other partitions exist. So no
+    process loses a CPU.
 
     The parent must not reserve any CPU: validate_change() compares the exclusive lists of siblings, and the parent is a
     sibling of the kubelet's cgroups. If it reserved a CPU, the active instance could not write that CPU to kubepods'

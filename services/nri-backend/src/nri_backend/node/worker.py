@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A single worker for the cgroup tree. It does blocking work in a thread, one job at a time, hooks first.
+"""A single worker for the cgroup tree. It does blocking work in a thread, one job at a time, jobs for hooks first.
 
 A write to ``cpuset.cpus`` acquires the same kernel locks as creating a cgroup, and can take milliseconds. So the event
 loop never writes to that file itself. Except while a kernel call hangs (see below), two jobs never write at the same
@@ -25,7 +25,7 @@ uninterruptible state. Such a call cannot be cancelled. After ABANDON_SECONDS th
 * When the call returns, the caller gets the step's result late. On a slow machine, each attempt may take longer than
   ABANDON_SECONDS, and without the late result the audit would repeat the step forever.
 * While MAX_HUNG calls hang, no new job begins, so a kernel that no longer returns from calls does not tie up all
-  threads. A hook that waits for the same container is answered at its own deadline.
+  threads. A hook that waits for a hung step's container is answered at the hook's own deadline.
 """
 
 import asyncio

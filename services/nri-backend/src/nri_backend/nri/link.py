@@ -26,7 +26,7 @@ from nri_backend.nri.wire import (
 _READ_BYTES = 256 << 10
 _FLUSH_SECONDS = 1.0
 # Maximum number of concurrent calls from the runtime. A runtime sends one event at a time, so it never reaches this
-# limit. The limit also keeps unread responses, of two frames each, below the 256 frames that the peer queues.
+# limit. The limit also ensures that unread responses, of two frames each, fit into the peer's queue of 256 frames.
 _MAX_CALLS = 64
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ What happens on the node depends on the kind of failure (NRI pkg/adaptation/plug
 the pod's operation, and the kubelet retries it. If there is no response within the runtime's request timeout, the
 runtime disconnects the plugin and continues the operation without it: the container starts without enforcement.
 Therefore every call gets a response in time. A hook that has not finished after three quarters of the timeout is
-cancelled, and once it has ended, it is answered with DEADLINE_EXCEEDED; budgets.py shows what the last quarter is for.
+cancelled, and once it has ended, the call is answered with DEADLINE_EXCEEDED; budgets.py shows what the last quarter is
+for.
 The timeout is the one in the call, else the one that the runtime reported in Configure (since NRI 0.6), else the
 default of 2 s.
 

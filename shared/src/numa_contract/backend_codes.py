@@ -74,7 +74,7 @@ class BackendCode(StrEnum):
     HOST_DAEMONS_STAY = "HostDaemonsStay"
     """Host daemons stay on claimed CPUs, since all CPUs that the daemons' slice allows are claimed."""
     INTERNAL_ERROR = "InternalError"
-    """An unexpected exception in the backend; its log has the details."""
+    """An unexpected exception occurred in the backend. The backend's log contains the details."""
     # Rejections of containers.
     VARIABLES_MALFORMED = "VariablesMalformed"
     """The container's variables with the driver's prefixes are malformed, or there are too many of them."""

@@ -140,8 +140,8 @@ Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_sc
 
 
 class Section(BaseModel):
-    """Base class of the configuration's sections: frozen, camelCase, unknown keys rejected, types as in the chart's
-    schema.
+    """Base class of the configuration's sections. They are frozen, have camelCase keys, reject unknown keys, and accept
+    the same types as the chart's schema.
 
     A key without a value (``key:``) or with null is treated as absent.
     """
@@ -247,12 +247,12 @@ class Config(Section):
     ``partition`` if possible, else like ``pool``.
     """
     pool_growth: Literal["immediate", "lazy"] = "immediate"
-    """When running containers without a CPU claim may use CPUs that a claim has released: ``immediate``, or ``lazy``
-    (the next time the driver changes these containers' CPUs anyway).
+    """Time at which running containers without a CPU claim may use the CPUs that a claim has released: ``immediate``,
+    or ``lazy`` (the next time the driver changes these containers' CPUs anyway).
     """
     withheld_cpus: Annotated[int, Field(ge=0, le=MAX_CPU)] | None = Field(default=None, alias="withheldCPUs")
-    """Minimum number of unreserved CPUs that claims leave to other containers. If not set: 1 if no CPU is reserved,
-    else 0.
+    """Minimum number of unreserved CPUs that claims leave to other containers. If it is not set, the value is 1 if no
+    CPU is reserved, else 0.
     """
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Maximum share of the CPUs offered on the node that one claim may request."""

@@ -63,7 +63,7 @@ def cut_answer(text: str) -> str:
 
 
 class ContractError(ValueError):
-    """A document from the other container or the operator is unusable."""
+    """A document from the driver's other container or from the operator is unusable."""
 
 
 class MalformedError(ContractError):

@@ -255,8 +255,8 @@ class FormerName:
     words: Mapping[str | bool, str] = field(default_factory=dict)
     """Current values, keyed by former value."""
     inside: str = ""
-    """If the former value is a map, the key whose value becomes the value of the current key; the map may contain no
-    other key. Empty if the former value is not a map.
+    """If the former value is a map, the key in it whose value becomes the value of the current key; the map may
+    contain no other key. Empty if the former value is not a map.
     """
 
     @property

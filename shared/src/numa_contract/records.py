@@ -85,7 +85,9 @@ def _share_fields(model: BaseModel) -> None:
 
 
 class Document(BaseModel):
-    """Base class of all documents that the containers exchange: frozen, camelCase in JSON, unknown fields ignored.
+    """Base class of all documents that the driver's containers exchange.
+
+    Documents are frozen, have camelCase names in JSON, and ignore unknown fields.
 
     A node has thousands of instances: five for each claim and one or more for each container, in both processes. For
     each of them, pydantic creates a set of the fields that were set (``model_fields_set``), which takes 216 to 728
@@ -263,8 +265,8 @@ class CpuParameters(RecordPart):
     """Interrupts on the CPUs: ``move`` (they are moved off the CPUs while a container runs) or ``keep``."""
     isolation: str = "exclusive"
     """Load balancing: ``exclusive`` (the kernel balances threads over the claim's CPUs), ``isolated`` (a thread stays
-    on its CPU until it is moved explicitly), or ``mixed`` (as ``exclusive``, but the container may also use CPUs of the
-    shared pool). A release that does not support ``mixed`` rejects the container.
+    on its CPU until it is moved explicitly), or ``mixed`` (like ``exclusive``, but the container may also use CPUs of
+    the shared pool). A release that does not support ``mixed`` rejects the container.
     """
     pool_cpus: Annotated[
         str, Field(alias="poolCPUs", validation_alias=AliasChoices("poolCPUs", "shared")), _formerly("pool", "all")

@@ -264,7 +264,7 @@ class Observation(Document):
     complete: bool = False
     """True if all containers that the runtime listed were compared."""
     changes: Annotated[tuple[ObservedChange, ...], BeforeValidator(lambda value: _first(value, MAX_OBSERVED))] = ()
-    """The changes, at most 512 of them, by cgroup and file."""
+    """The first 512 changes, sorted by cgroup and file."""
 
 
 class BackendStatus(Document):
@@ -317,9 +317,9 @@ class BackendStatus(Document):
     driver). A container's report contains the value for its own CPUs. Empty if the backend does not report it.
     """
     exclusivity_reason: Text = ""
-    """Reason why the pool isolates claimed CPUs even though the configuration allows or requires partitions, with the
-    remedy; otherwise empty. With ``cpuExclusivity: partition``, CPU claims that a single container uses are then
-    refused.
+    """Reason why the pool isolates claimed CPUs even though the configuration allows or requires partitions, and the
+    remedy; empty if there is no such reason. If there is one and ``cpuExclusivity`` is ``partition``, CPU claims that a
+    single container uses are refused.
     """
     exclusivity_code: Code = ""
     """Code for the cause, with the same values as the ``cause`` field of ``/v1/status``; empty if there is no cause or
@@ -386,4 +386,4 @@ class RecordsAnswer(Document):
     generation: int
     """Current generation of the records. It grows with every change, even across restarts of the frontend."""
     changes: tuple[RecordChange, ...] = ()
-    """Changes after the requested generation, as far back as the frontend retains them."""
+    """Changes since the requested generation, as far back as the frontend retains them."""

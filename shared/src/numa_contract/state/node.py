@@ -131,7 +131,9 @@ class NodeDocument(StateDocument):
     still fail for other reasons.
     """
     problems: tuple[ProblemDocument, ...]
-    """Problems, then warnings, at most 100 in total, and one entry with the number of omitted problems and warnings."""
+    """Problems, followed by warnings: at most 100 in total. If some are omitted, one more entry contains the number of
+    omitted problems and warnings.
+    """
     numa_nodes: tuple[PageNumaNode, ...]
     """NUMA nodes by ID."""
     memory: tuple[PageMemory, ...]

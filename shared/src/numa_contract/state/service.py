@@ -58,8 +58,8 @@ class BackendReport(BackendStatus):
     apply.
     """
     changes: ContainerChanges | None = None
-    """Containers that have changed; omitted if ``containers`` is present. Only for a frontend whose last answer
-    contains ``readsChanges``.
+    """Containers that have changed; omitted if ``containers`` is present. Sent only to a frontend whose last
+    answer had ``readsChanges`` set to true.
     """
 
 

@@ -239,9 +239,9 @@ class ClaimDirectory:
         except FileNotFoundError:
             raise
         except (OSError, MemoryError) as error:
-            # The cause may be temporary, for example too many open files, and when it ends, the file's stamp does not
-            # change. With its own stamp as the time of the read, the entry's stamp is not reliable, so each scan reads
-            # the file.
+            # The cause may be temporary, for example too many open files, and the file's stamp does not change when the
+            # cause ends. So the file's own stamp is stored as the time of the read. This makes the stamp unreliable, so
+            # each later scan reads the file again.
             why = error.strerror if isinstance(error, OSError) else "out of memory"
             return _invalid_entry(before, stamp, stamp[0], f"{entry.name} cannot be read: {why}")
         except ContractError as error:

@@ -239,9 +239,11 @@ def read_yaml(path: str) -> Any:
 
 
 def load_config(path: str | None, flags: Mapping[str, Any] = MappingProxyType({})) -> Config:
-    """Returns the configuration in a file (None: the defaults), overridden by ``flags``, a map with the same keys.
+    """Returns the configuration in a file, overridden by ``flags``, a map with the same keys. If ``path`` is None, the
+    flags override the defaults.
 
-    Both are validated separately first, so that an invalid flag is not attributed to the file. Raises ConfigError.
+    The file and the flags are first validated separately, so that an invalid flag is not attributed to the file. Raises
+    ConfigError.
     """
     document = read_yaml(path) if path else {}
     if path:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Third-party modules that a library imports but the services rarely use: they are executed on first use.
+"""Defers the execution of third-party modules that a library imports but the services rarely use.
 
 docs/benchmarks.md lists the memory and time that each of them takes.
 """

@@ -197,7 +197,7 @@ def imports_of(path: str, document: Mapping[str, Any]) -> list[str]:
     """Returns the absolute patterns that a file imports, in order. Raises UndeterminedError."""
     patterns = _names(path, document, "imports")
     clean = [posixpath.normpath(posixpath.join(posixpath.dirname(path), one)) for one in patterns]
-    # POSIX gives two leading slashes a special meaning, Go does not.
+    # POSIX gives two leading slashes a special meaning, but Go does not.
     return [f"/{one.lstrip('/')}" for one in clean]
 
 
@@ -341,7 +341,7 @@ def _version(path: str, document: Mapping[str, Any]) -> int:
 
 
 def _plugins(path: str, document: Mapping[str, Any]) -> Table:
-    # A copy, since merging changes tables in place.
+    # The tables are copied, since merging changes them in place.
     return copy.deepcopy(dict(_top(path, document, "plugins", dict, {})))
 
 

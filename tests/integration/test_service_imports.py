@@ -28,8 +28,8 @@ def imported(service: Process) -> set[str]:
 
 
 def test_a_running_service_imports_no_tools_and_no_large_unused_modules(open_stage: OpenStage) -> None:
-    """The import contract checks import statements. This test checks the modules that a service has imported to prepare
-    and show a claim.
+    """The import contract only checks import statements, so this test checks the modules that a service has imported to
+    prepare and show a claim.
     """
     stage = open_stage(frontend=OUR_FRONTEND.replace(" -m ", " -X importtime -m ", 1))
     instance = stage.add_instance()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Status, readyz, page, command and doctor show the same problems while a node passes through its states."""
+"""The status, /readyz, the page, the status command and the doctor agree on a node's problems in each of its states."""
 
 import json
 import os

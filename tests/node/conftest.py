@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the node tests. They run as root inside the virtual machine of run.sh and nowhere else."""
+"""Fixtures for the node tests, which run as root, and only inside the virtual machine that run.sh starts."""
 
 import json
 import re
@@ -28,8 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps only the tests for this machine (mark `profile`; without it: default), in an order that requires few
-    restarts.
+    """Keeps only the tests for this machine, and sorts them so that few restarts are needed.
+
+    The mark `profile` names the machines that a test is for; a test without the mark is for the default machine.
 
     Tests on a bare node come first, then those with the driver, grouped by the chart's values, and finally both kinds
     again with the other cgroup driver.
@@ -73,7 +74,9 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Node]:
-    """Returns the node itself, once for all tests; tests use `node`, which is cleaned before and after each test."""
+    """Returns the node, which all tests share; tests use the fixture `node`, which cleans it before and after each
+    test.
+    """
     machine = Node()
     machine.reset()
     machine.extend_timeouts()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend's watch of cgroup files, on the events of a real kernel."""
+"""The backend's watch on cgroup files, with the events of a real kernel."""
 
 import asyncio
 import subprocess
@@ -17,8 +17,8 @@ EXITING = Cgroup("/exiting")
 
 @pytest.mark.core
 def test_an_exit_shortly_after_another_event_is_reported() -> None:
-    """A runtime that ends a container may freeze its cgroup first, and no event follows the exit of the last
-    process.
+    """A runtime may freeze a container's cgroup just before it ends the container. The exit of the last process must be
+    reported even though no further event follows it.
     """
     EXITING.directory.mkdir()
     try:

@@ -43,8 +43,8 @@ def test_a_container_gets_its_claims_resources_on_one_numa_node(cluster: Cluster
         assert group.hugetlb("1GB") == dict.fromkeys(("max", "rsvd.max", "current", "rsvd.current"), str(GIB))
     huge = {one.page_kib: one.pages for one in kernel.numa_maps(box.pid) if one.page_kib > 4}
     assert huge == {2048: {1: 3}, 1048576: {1: 1}}
-    # The container's libraries may have been in the other node's page cache since the image was unpacked, but not the
-    # pages that it touched.
+    # Pages of the container's libraries may be in the page cache on the other node, where they were read when the image
+    # was unpacked. The pages that the container allocated itself are not.
     assert [one.pages for one in kernel.numa_maps(box.pid) if one.pages.get(1) == 200] == [{1: 200}]
     # All claimed pages are in use: the next page fails at mmap, not with SIGBUS at the first touch.
     assert [one["error"] for one in box.touch_memory("2M:1", "1G:1")] == ["ENOMEM", "ENOMEM"]

@@ -64,7 +64,7 @@ def as_kubelet(group: Cgroup, stated: Limits) -> tuple[str, str, str]:
 @pytest.mark.parametrize("gate", [False, True])
 def test_limits_are_the_same_whether_or_not_the_kubelet_counts_claims(cluster: Cluster, gate: bool) -> None:
     """Either the kubelet or the backend adds the claimed amounts to the limits, but never both. Mapping one more page
-    fails with ENOMEM. Afterwards the pod has the kubelet's limits again.
+    fails with ENOMEM. Once the container has stopped, the pod has the kubelet's limits again.
     """
     of_container = container_limits(POD, "main", "1.37", gate=gate)
     with kubernetes(cluster, gate=gate):

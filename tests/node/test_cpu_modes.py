@@ -23,8 +23,8 @@ def cpu_devices(cluster: Cluster) -> dict[str, int]:
 
 @by_machine
 def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster) -> None:
-    """A container runs on single hardware threads from two sockets, which its claim names. Claims that name claimed or
-    reserved CPUs are refused.
+    """A container runs on individual hardware threads from two sockets, which its claim names. Claims that name claimed
+    or reserved CPUs are refused.
     """
     assert cpu_devices(cluster) == {"cpudevmachine": len(POOL)}
     plain = cluster.node.pod("web").run()
@@ -58,7 +58,7 @@ def test_a_claim_that_requires_one_l3_is_refused_if_none_is_large_enough(cluster
 
 @pytest.mark.configuration(groupBy="l3")
 def test_cpus_that_share_an_l3_form_a_device(cluster: Cluster) -> None:
-    """This requires ``groupBy: l3``. The container of a claim for a whole device is pinned to that device's CPUs."""
+    """With ``groupBy: l3``, the container of a claim for a whole device is pinned to that device's CPUs."""
     sizes = cpu_devices(cluster)
     assert sorted(sizes.values()) == [2, 4]
     db = cluster.pod(cpus(4))
@@ -67,8 +67,8 @@ def test_cpus_that_share_an_l3_form_a_device(cluster: Cluster) -> None:
 
 @pytest.mark.configuration(cpuDeviceMode="individual")
 def test_single_cpus_are_devices(cluster: Cluster) -> None:
-    """In individual mode the container runs on exactly the CPUs that the scheduler has chosen, which are named by their
-    numbers.
+    """In individual mode, each device is a single CPU and is named after its number. The container runs on exactly the
+    CPUs that the scheduler has chosen.
     """
     names = {f"cpudev{cpu:03}" for cpu in POOL}
     assert names <= cluster.devices().keys()

@@ -31,7 +31,7 @@ def allowed() -> tuple[frozenset[int], frozenset[int]]:
 
 def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
     """From Prepare on, host daemons such as sshd and the runtime stay off the claimed CPUs, even after a daemon-reload.
-    Afterwards they have their own limits again.
+    When the claim ends, the daemons' own limits are restored.
     """
     daemon = int(subprocess.run(["pidof", "-s", "containerd"], check=True, capture_output=True).stdout)
     before = allowed()

@@ -182,7 +182,7 @@ def mounted(cluster: Cluster) -> Iterator[None]:
         for place, source in places.items():
             source.mkdir()
             subprocess.run(["mount", "--bind", source, place], check=True)
-        # containerd watches the inode of the directory with the claim files, and the mount has replaced that directory.
+        # containerd still watches the inode of the previous directory with the claim files, so restart containerd.
         cluster.node.restart_containerd()
         yield
     finally:
@@ -212,7 +212,9 @@ def fill(file: Path) -> None:
 
 
 def test_a_full_run_directory_does_not_block_pods(cluster: Cluster, small: Path) -> None:
-    """Without free space a claim can be unprepared and a plain pod starts; with free space again, everything works."""
+    """Without free space, a claim can be unprepared and a plain pod can start. Once there is space again, everything
+    works.
+    """
     db, kept = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))
     db.run()
     box, claimed = kept.run(), kept.cpus

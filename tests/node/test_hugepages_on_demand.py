@@ -63,8 +63,8 @@ def claimed(cluster: Cluster, size: int, page: str) -> ClaimPod:
 
 @pytest.mark.configuration(hugepagesOnDemand=[{"numaNode": 1, "size": "2Mi", "pages": 288}])
 def test_pages_are_allocated_for_a_claim_and_freed_with_it(restored: None, cluster: Cluster) -> None:
-    """The claim requests more pages than the pool had at boot. A container touches them on its NUMA node; afterwards
-    the pool is empty.
+    """The claim requests more pages than the pool had at boot. A container touches them on its NUMA node. Once the pod
+    has ended, the pool is empty.
     """
     helper = cluster.instance.pod.containers["hugepages"]
     assert {int(helper.status(name), 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {0}

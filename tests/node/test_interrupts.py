@@ -99,7 +99,9 @@ def test_affinities_are_restored_after_the_backend_is_killed(cluster: Cluster) -
 
 
 def test_affinities_changed_by_others_are_kept(cluster: Cluster) -> None:
-    """If an administrator changes an interrupt's CPUs during the claim, the change is kept afterwards."""
+    """If an administrator changes an interrupt's CPUs while the claim's container is running, the change is kept after
+    the container has exited.
+    """
     number, before = widened(), device_interrupts()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
@@ -125,7 +127,9 @@ def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
 
 
 def test_an_operator_can_disable_moving_interrupts(cluster: Cluster) -> None:
-    """With ``irqs: keep``, all affinities are restored, even while the claim's container is running."""
+    """If ``irqs: keep`` is set for the driver, all affinities are restored, even while the claim's container is
+    running.
+    """
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()

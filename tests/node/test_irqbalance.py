@@ -32,7 +32,7 @@ def banned() -> frozenset[int]:
 
 @pytest.fixture
 def irqbalance(services: Services) -> Iterator[None]:
-    """Runs irqbalance with one CPU that an operator has banned; afterwards each interrupt has its previous affinity."""
+    """Runs irqbalance with one CPU that an operator has banned, and restores each interrupt's affinity at the end."""
     before = device_interrupts()
     Path("/run/irqbalance").mkdir(exist_ok=True)
     env = {"LD_LIBRARY_PATH": f"{IRQBALANCE}/usr/lib/x86_64-linux-gnu", "IRQBALANCE_BANNED_CPULIST": "1"}

@@ -90,7 +90,7 @@ def test_a_protected_working_set_survives_a_neighbour(cluster: Cluster, files: P
 @both_drivers
 def test_protection_is_set_in_every_ancestor_and_removed_again(cluster: Cluster) -> None:
     """While the container is running, memory.min is set to the claim's bytes on each cgroup from the container up to
-    kubepods. Afterwards each cgroup has its previous value again.
+    kubepods. When the container has stopped, the ancestors have their previous values again.
     """
     db = cluster.pod(memory(96 * MIB, numa_node=0), config=[memory_config(protect="min")])
     box = db.run()

@@ -3,7 +3,7 @@
 
 The pod is the rendered one with a single capability or mount removed. A message counts only if it is where an operator
 looks: in the log of the container that lacks the right, in its failing probe, or among the backend's problems. The
-complete pod must not report it, so a pattern that always matches fails the test.
+complete pod must not produce any of these messages, so a pattern that always matches fails the tests.
 """
 
 import re
@@ -41,12 +41,14 @@ MESSAGES = {
     "backend mount workqueue": r"unbound kernel workers stay on claimed CPUs: /host/sys/devices/virtual/workqueue/",
     "backend mount irqbalance": r"run/irqbalance is not mounted",
 }
-"""Required content of the message, by missing right. Empty for the token, which is not used with a kubeconfig."""
+"""Pattern that the message must match, by missing right. The pattern is empty for the token, which is not used with a
+kubeconfig.
+"""
 
 
 @pytest.fixture
 def pod_restored_afterwards(cluster: Cluster) -> Iterator[None]:
-    """Restores the pod as the chart renders it for the next test."""
+    """Restores the complete pod, as rendered by the chart, after the test."""
     yield
     cluster.configure({})
 

@@ -66,7 +66,7 @@ def measure(state: str, priority: int) -> tuple[Delays, list[float]]:
     probe = cyclictest(online[:PROBED], every=500, priority=priority)
     with inside(OTHER, probe) as process:
         time.sleep(0.5)
-        # This process uses separate CPUs, as the backend uses the reserved ones.
+        # This process runs on separate CPUs, just as the backend runs on the reserved ones.
         os.sched_setaffinity(0, online[PROBED : len(online) // 2])
         took = [change(one) for _ in range(CHANGES) for one in (state, "member")]
         os.sched_setaffinity(0, online)

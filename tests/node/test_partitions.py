@@ -172,8 +172,8 @@ def test_a_changed_cpuset_of_a_partition_has_no_effect(cluster: Cluster) -> None
 
 
 def test_without_partitions_an_exclusive_claim_uses_the_pool_and_an_isolated_one_fails(cluster: Cluster) -> None:
-    """An exclusive claim is enforced by the pool and reports the reason; the container of an isolated claim never
-    runs.
+    """An exclusive claim is enforced by the pool, and the backend reports the reason. The container of an isolated
+    claim never runs.
     """
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1))

@@ -67,7 +67,7 @@ def test_the_runtime_matches_the_profile_and_has_nri(node: Node) -> None:
 @pytest.mark.core
 @each_runtime
 def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> None:
-    """cgroup2 has nsdelegate, as systemd mounts it, and a container is in a cgroup namespace whose root is its own
+    """systemd mounts cgroup2 with nsdelegate, and a container is in a cgroup namespace whose root is its own
     cgroup.
 
     Therefore no process inside can write its own cpuset, whatever its capabilities. The files of the pod's cgroup, one
@@ -111,7 +111,9 @@ def test_a_container_runs_in_its_pods_cgroup(node: Node, cgroup_driver: Driver) 
 @each_runtime
 @both_drivers
 def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node, cgroup_driver: Driver) -> None:
-    """An update leaves limits written by others alone, but resets unified keys and cpusets to their stored values."""
+    """An update does not change limits that others have written, but resets unified keys and cpusets to their stored
+    values.
+    """
     pod = node.pod(hugetlb={"2MB": 8 * MIB})
     dropped = pod.run("dropped", resources=Resources(hugepages={"2MB": 4 * MIB}))
     unified = {"hugetlb.2MB.max": LIMIT, "hugetlb.2MB.rsvd.max": LIMIT}
@@ -131,7 +133,7 @@ def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node,
 
 @each_runtime
 def test_stock_containerd_applies_only_the_unified_limits_of_a_plugin(node: Node, services: Services) -> None:
-    """Stock containerd drops a plugin's hugepage limits; its unified keys reach the kernel."""
+    """Stock containerd drops the hugepage limits that a plugin sets, but applies the plugin's unified keys."""
     plugin = services.module("answering", "tests.node.rig.answering_plugin", env={"PYTHONPATH": str(SOURCE)})
     plugin.start().wait_for_log("synchronised")
     pod = node.pod(hugetlb={"2MB": 8 * MIB})
@@ -142,8 +144,8 @@ def test_stock_containerd_applies_only_the_unified_limits_of_a_plugin(node: Node
 
 
 def test_systemd_restores_a_cpuset_when_a_property_is_set(node: Node) -> None:
-    """On daemon-reload and daemon-reexec, this version of systemd keeps values that other programs have written, but it
-    overwrites them when a property is set.
+    """This version of systemd does not overwrite values from other programs on daemon-reload and daemon-reexec, but
+    does so when a property is set.
     """
     container = node.pod().run(resources=Resources(cpus="1-2"))
     scope = Path(container.cgroup.path).name

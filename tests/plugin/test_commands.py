@@ -138,7 +138,9 @@ async def test_claims_shows_cpus_and_enforcement(plugin: Plugin) -> None:
 
 
 async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> None:
-    """The namespace comes from the context or from ``-n``. ``-A`` lists all, and takes precedence, as in kubectl."""
+    """The namespace comes from the context or from ``-n``. ``-A`` lists the claims in all namespaces, and takes
+    precedence over ``-n``, as in kubectl.
+    """
     code, out, err = await plugin.run("claims")
     assert (code, out) == (0, "")
     assert err == "No claims with CPUs or memory found in default namespace; -A lists all namespaces.\n"

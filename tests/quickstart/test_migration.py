@@ -102,8 +102,9 @@ def test_migration_from_dra_driver_cpu_and_back(shell: Shell) -> None:
 
 
 def test_migration_from_dra_driver_memory_and_back(shell: Shell) -> None:
-    """If only the DaemonSet is deleted, its classes remain, and the chart refuses to install next to them.
-    --take-ownership fails as well: Helm 3.17 would report success and leave the selectors unchanged.
+    """If only the old driver's DaemonSet is deleted, its classes remain, and the chart refuses to install next to them.
+    The chart also refuses with --take-ownership, because Helm 3.17 would otherwise report success and leave the
+    selectors unchanged.
     """
     shell.typed(MEMORY_INSTALL)
     claim(shell, "before", memory("64Mi"))

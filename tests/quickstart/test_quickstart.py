@@ -19,9 +19,9 @@ _CPUS = r"(?<![\w.-])\d+(?:[-,]\d+)+"
 
 
 def pattern(shown: str, known: dict[str, str]) -> re.Pattern[str]:
-    """Returns a pattern for equivalent output: random suffixes, column widths and CPUs may differ, but a CPU list on
-    the page means the same CPUs everywhere. ``known`` maps each list on the page to the CPUs that an earlier output
-    showed for it.
+    """Returns a pattern for equivalent output: random suffixes, column widths and CPUs may differ, but the same CPU
+    list on the page must stand for the same CPUs wherever it appears. ``known`` maps each list on the page to the CPUs
+    that an earlier output showed for it.
     """
     words = []
     for word in shown.split():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def descriptors_left(count: int = 0) -> Iterator[None]:
-    """Lets the process have only ``count`` more open files inside the block."""
+    """Allows the process to open only ``count`` more files inside the block."""
     free = [os.dup(0) for _ in range(count + 1)]
     for one in free:
         os.close(one)

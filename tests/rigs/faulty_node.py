@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A healthy node where a test can cause one fault: files, sockets, API server and service."""
+"""A healthy node on which a test can cause a fault in the files, the sockets, the API server or the service."""
 
 import asyncio
 import json
@@ -150,7 +150,7 @@ class FaultyNode:
         self.sockets[-1].listen()
 
     def claimed(self, name: str, cpus: str) -> AllocationRecord:
-        """Creates a claim in the API server and returns the claim's record, with these CPUs."""
+        """Creates a claim in the API server and returns a record in which the claim has these CPUs."""
         uid = self.server.store.create(CLAIMS, "ns", {"metadata": {"name": name}, "spec": {}})["metadata"]["uid"]
         reference = ClaimReference(uid=uid, namespace="ns", name=name)
         record, device = cpu_record(uid, f"r={cpus}"), {"device": "cpudevnuma000"}

@@ -36,7 +36,7 @@ class IrqbalanceStandIn:
         self.banned = self._next
 
     def serve(self) -> None:
-        """Handles one request for each connection until it is closed."""
+        """Handles one request per connection until the socket is closed."""
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()

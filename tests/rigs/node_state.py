@@ -137,8 +137,8 @@ def _user(record: AllocationRecord, name: str) -> ContainerReport:
 
 
 def _containers(records: list[AllocationRecord], online: frozenset[int]) -> list[ContainerReport]:
-    """Returns a container for each of four out of five claims, and two containers without a claim. One of the former
-    has one CPU too many.
+    """Returns a container for each of four out of five claims, and two containers without a claim. One of the
+    containers with a claim has one CPU too many.
     """
     users = [_user(one, "worker") for index, one in enumerate(records) if index % 5 != 4]
     if len(users) > 4:

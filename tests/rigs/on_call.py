@@ -57,7 +57,7 @@ class Outputs:
 
     directory: Path
     shown: dict[str, str] = field(default_factory=dict)
-    """Output by ``fault: command``."""
+    """Outputs, keyed by ``fault: command``."""
 
     def run(self) -> None:
         """Causes each fault and stores the outputs."""

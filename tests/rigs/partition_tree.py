@@ -37,7 +37,7 @@ class PartitionTree(KernelTree):
             self._made.add(part)
 
     def remove(self, path: str) -> None:
-        """Removes a cgroup, which frees its CPUs. The exclusive CPUs that its ancestors list remain."""
+        """Removes a cgroup, which frees its CPUs. Its ancestors' lists of exclusive CPUs do not change."""
         super().remove(path)
         self.settle(path)
 

@@ -11,7 +11,7 @@ import threading
 
 
 def pin(prefix: str) -> None:
-    """Pins the calling thread to the CPUs in the variable with this prefix."""
+    """Pins the calling thread to the CPUs in the environment variable whose name has this prefix."""
     (text,) = (value for name, value in os.environ.items() if name.startswith(prefix))
     ends = [part.partition("-") for part in text.split(",")]
     os.sched_setaffinity(0, {cpu for low, _, high in ends for cpu in range(int(low), int(high or low) + 1)})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pod with claims as the kubelet handles it: the claims are prepared, and the sandbox and the containers with their
-CDI devices are created. A pod is ended in the reverse order.
+CDI devices are created. When the pod ends, all of them are removed in the reverse order.
 """
 
 import json
@@ -34,7 +34,7 @@ class ClaimOptions:
 
     requests: Sequence[Mapping[str, Any]]
     config: Sequence[Mapping[str, Any]] = ()
-    """Opaque parameters: cpu_config(), memory_config()."""
+    """Opaque parameters, as returned by cpu_config() and memory_config()."""
     aligned: bool = True
     """Whether all of the claim's devices must be on one NUMA node."""
 
@@ -147,8 +147,8 @@ class ClaimPod:
     ) -> Container:
         """Creates and starts a container, and asserts that the kernel isolates its CPUs as expected.
 
-        `mode` is the expected cpuset.cpus.partition; "" means the one that settings and claims request, and None
-        asserts nothing.
+        `mode` is the expected cpuset.cpus.partition; "" means the one that settings and claims request. If it is None,
+        nothing is asserted.
         """
         box = self.create(name, command, **options).start()
         if (wanted := self._mode() if mode == "" else mode) and options.get("cdi", self.cdi):

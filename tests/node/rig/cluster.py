@@ -45,7 +45,8 @@ _USUAL: dict[str, Any] = {
     "kubeconfig": str(_KUBECONFIG),
     "reservedCPUs": format_cpu_list(RESERVED),
     "cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"),
-    # The check is off, because a page that a test has poisoned is not restored and would cause taints in later tests.
+    # The check for uncorrected errors is disabled, because a page that a test has poisoned is not restored and would
+    # cause taints in later tests.
     "hardwareErrors": {"uncorrected": 0},
     # Only ``min`` keeps a working set in memory under any pressure. On a small machine, claims for ``min`` may
     # need nearly all of the memory, so maxFraction does not limit them.
@@ -327,7 +328,7 @@ class Cluster:
         for pod in self._pods:
             pod.end()
         self._pods.clear()
-        # The CPUs of a partition that does not end with its cgroup are lost until a reboot (docs/adr/0029).
+        # If a partition does not end with its cgroup, its CPUs are lost until a reboot (docs/adr/0029).
         until(
             lambda: kernel.Cgroup("/").cpus() == kernel.online_cpus(),
             "the root's effective set contains all CPUs again",

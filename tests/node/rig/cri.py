@@ -16,7 +16,7 @@ CALL_LIMIT = 60.0 * PATIENCE  # seconds; the runtime itself cuts off a hook that
 
 
 class CriError(Exception):
-    """The runtime rejected a call: `method`, `code` (a gRPC status name) and `details`."""
+    """The runtime rejected a call. `code` is the name of the gRPC status."""
 
     def __init__(self, method: str, code: str, details: str) -> None:
         super().__init__(f"{method}: {code}: {details}")
@@ -88,7 +88,7 @@ class Runtime:
         self.call(pb.StartContainerRequest(container_id=container))
 
     def stop(self, container: str, grace: int = 0) -> None:
-        """Stops a container; `grace` seconds pass between SIGTERM and SIGKILL, and 0 means SIGKILL at once."""
+        """Stops a container; `grace` seconds pass between SIGTERM and SIGKILL, and 0 means SIGKILL immediately."""
         self.call(pb.StopContainerRequest(container_id=container, timeout=grace))
 
     def remove(self, container: str) -> None:

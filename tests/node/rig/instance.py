@@ -118,8 +118,8 @@ class Instance:
         return self.backend.stop()
 
     def _note_killed(self) -> None:
-        # A killed backend is recognized by the instance in its lease. The expiry of the lease is not sufficient,
-        # because a report that is still in transit may renew an expired lease.
+        # The lease of a killed backend is recognized by its instance ID. Waiting for the lease to expire is not
+        # sufficient, because a report that is still in transit may renew an expired lease.
         with suppress(*_UNREACHABLE):
             self._killed = str((self.state("/v1/backend")["status"] or {}).get("instance", ""))
 

@@ -31,7 +31,7 @@ _SUFFIXES: Final[Mapping[str, Decimal]] = {
 
 
 class UntranslatableError(Exception):
-    """A field has a value that this kubelet has no rule for."""
+    """A field has a value that none of the kubelet's rules in this module covers."""
 
 
 def quantity(text: object) -> Decimal:

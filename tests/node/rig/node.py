@@ -34,7 +34,7 @@ class Profile:
     cpus: int
     threads: int
     memory_gib: int
-    pages: Mapping[str, int]  # "2MB" -> pages of every NUMA node
+    pages: Mapping[str, int]  # "2MB" -> pages on each NUMA node
 
     @classmethod
     def read(cls, path: Path = MARKER) -> "Profile":

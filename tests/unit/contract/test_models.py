@@ -8,7 +8,7 @@ from numa_contract.records import CpuAllocation, Owner, PoolCpus
 
 
 def test_instances_share_the_set_of_fields_that_were_set() -> None:
-    """The set contains the names of the fields that were passed, as pydantic documents, and a copy with changes has its
+    """As documented by pydantic, the set contains the names of the fields that were passed. A copy with changes has its
     own set.
     """
     values = {"request": "r", "device": "d", "cpus": "0-3"}

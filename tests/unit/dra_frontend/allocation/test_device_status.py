@@ -106,9 +106,9 @@ def test_a_cpu_claims_enforcement_is_judged_by_the_kernels_state(
     containers: list[ContainerReport], expected: Condition | str
 ) -> None:
     """The claim is enforced if its containers run only on its CPUs and no other container runs on them. A rejected
-    container is ignored if another one runs, or if the claim is not reserved for its pod: any pod can name the claim in
-    its environment. If the claim has a partition, the cpusets of other containers are ignored too. Until the claim's
-    first container runs, other containers may use the CPUs.
+    container is ignored if another one runs, or if the claim is not reserved for the container's pod, because any pod
+    can name the claim in its environment. If the claim has a partition, the cpusets of other containers are ignored
+    too. Until the claim's first container runs, other containers may use the CPUs.
     """
     found = enforced(CPU_KEY, cpu_record("u", "r=1-2", pods=("pod-1",)), *containers)
     if isinstance(expected, Condition):

@@ -152,7 +152,7 @@ async def test_a_403_names_the_missing_rbac_rule(tmp_path: Path, verb: str) -> N
     ],
 )
 async def test_a_403_from_admission_control_names_no_rbac_rule(pair: Pair, why: str) -> None:
-    """The driver has the right, so an operator who grants it once more has not removed the cause."""
+    """The driver already has the permission, so granting it again would not remove the cause."""
     server, client = pair
     text = f'events.events.k8s.io "p.1" is forbidden: {why}'
     server.fail_next(1, 403, body=json.dumps({"kind": "Status", "code": 403, "message": text}))

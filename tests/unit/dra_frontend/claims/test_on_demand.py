@@ -287,7 +287,7 @@ async def test_no_error_ends_the_watch_of_claims(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of", ["list", "watch"])
 async def test_claims_are_listed_again_after_the_delay_that_the_server_requests(tmp_path: Path, of: str) -> None:
-    """An overloaded server is not asked again by every node of the cluster before that."""
+    """Otherwise, every node in the cluster would send further requests to an overloaded server during that delay."""
     node = Node(tmp_path, Api())
     overloaded = UnavailableError(f"{of} resourceclaims", "too many requests", 2.0)
     if of == "list":

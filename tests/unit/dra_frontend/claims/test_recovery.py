@@ -473,9 +473,9 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
     """Returns an instance whose backend still reports the container of claim ``u``, although the container's CPUs
     already belong to claim ``v``.
 
-    Another instance unprepared ``u`` while its container was running. Depending on the parameter, the first instance
+    Another instance unprepared ``u`` while its container was running. Depending on the parameter, the returned instance
     and its backend either have or have not read that change. Then the container exited and ``v`` got its CPUs, but the
-    first instance's backend has not sent a report since.
+    returned instance's backend has not sent a report since.
     """
     node = Frontend(tmp_path, None, claim("u", cpus(2)), claim("v", cpus(2)), enforced=False)
     await node.store.start()
@@ -1002,7 +1002,7 @@ async def test_failing_requests_are_repeated_at_growing_intervals(node: Frontend
 
 
 async def test_a_namespace_is_listed_again_after_the_delay_that_the_server_requests(node: Frontend) -> None:
-    """Without a requested delay, it is listed again within five seconds."""
+    """If the server requests no delay, the namespace is listed again within five seconds."""
     again = await restarted(node)
     again.api.error = UnavailableError("list resourceclaims", "too many requests", 60.0)
     again.report(unknownClaims=[use("x", frozenset({2}))])
@@ -1015,7 +1015,7 @@ async def test_a_namespace_is_listed_again_after_the_delay_that_the_server_reque
 async def test_all_claims_are_listed_again_after_the_delay_that_the_server_requests(
     node: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every node of a cluster whose journals were lost needs this list."""
+    """Every node that has lost its journal needs this list, possibly all nodes in the cluster at once."""
     (node.root / "claims.journal").unlink()
     again = await restarted(node)
     again.api.error = UnavailableError("list resourceclaims", "too many requests", 60.0)

@@ -325,7 +325,7 @@ async def test_released_cpus_stay_held_until_the_end_of_the_release_is_in_the_jo
 
 
 async def test_released_cpus_are_freed_once_the_journal_can_be_written_again(tmp_path: Path) -> None:
-    """Neither a transaction that allocates nor one that does not frees the CPUs before that."""
+    """Until then, no transaction frees the CPUs, whether or not it allocates any."""
     node = Frontend(tmp_path, None, claim("u", cpus(1)))
     await node.store.start()
     assert (await node.prepare("u")).error is None

@@ -40,7 +40,7 @@ class Image(Values):
     repository: str
     """Repository of the image, in lower case. global.imageRegistry replaces its registry."""
     tag: str
-    """Tag of the image. Empty: the appVersion of the chart."""
+    """Tag of the image. If empty, the chart's appVersion is used."""
     digest: str
     """Digest of the image, sha256:... If set, the tag is ignored."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"]
@@ -127,8 +127,8 @@ class Group(Values):
 
     name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     node_selector: Annotated[Texts, Field(min_length=1)] | None = None
-    """Labels that select the group's nodes. Default: the label dra-driver-numa/group with the group's name as its
-    value.
+    """Labels that select the group's nodes. If they are not set, the label
+    dra-driver-numa/group selects the nodes, with the group's name as its value.
     """
     driver_config: Config | None = None
     frontend: GroupComponent | None = None
@@ -146,7 +146,7 @@ class ServiceAccount(Creation):
     """The ServiceAccount of the frontend. The backend has no token."""
 
     name: Annotated[str, Field(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")]
-    """Name of the ServiceAccount. Empty: the full name of the release."""
+    """Name of the ServiceAccount. If empty, the full name of the release is used."""
     annotations: Texts
     """Annotations of the ServiceAccount that the chart creates."""
 
@@ -239,7 +239,9 @@ class DeviceClasses(Values):
     far_memory: bool
     """Creates classes for memory on NUMA nodes without CPUs (CXL, HBM)."""
     extended_resource: Literal[""] | ExtendedResource
-    """Extended resource that pods use to request single CPUs without a claim. Empty: none."""
+    """Extended resource that pods use to request individual CPUs without a claim. If empty, CPUs cannot be
+    requested in this way.
+    """
 
 
 class HostHugepages(Values):
@@ -275,11 +277,11 @@ class NetworkPolicy(Values):
     enabled: bool
     """Allows connections to the metrics port and to the API server, and nothing else."""
     metrics_from: list[Kubernetes]
-    """NetworkPolicyPeers that may read metrics. Empty: all."""
+    """NetworkPolicyPeers that may read metrics. If empty, all peers may."""
     api_server_ports: Annotated[list[Port], Field(min_length=1)]
     """Ports of the API server. If its port is not in the list, the driver cannot publish devices."""
     api_server_cidrs: Annotated[list[str], Field(alias="apiServerCIDRs")]
-    """Addresses of the API server. Empty: any address."""
+    """Addresses of the API server. If empty, connections to any address are allowed."""
 
 
 class Monitor(Values):
@@ -303,9 +305,9 @@ class PrometheusRule(Values):
     extra_rules: list[Kubernetes]
     """Your own rules. The chart adds them to the PrometheusRule as a separate group."""
     runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^(https?://[^\s\"'#]+)?$")]
-    """Address at which your organization serves docs/symptoms.md. Each alert links to its section of that page. Empty:
-    the page in the repository that the chart was released from. A chart from a checkout has no such default, and
-    requires this value if the alerts are enabled.
+    """Address at which your organization serves docs/symptoms.md. Each alert links to its section of that page. If
+    empty, the alerts link to the page in the repository that the chart was released from. A chart from a checkout has
+    no such default, and requires this value if the alerts are enabled.
     """
 
 
@@ -361,7 +363,7 @@ class ChartValues(Values):
     fullname_override: str
     """Replaces the full name, which consists of the release name and the chart name."""
     namespace_override: str
-    """Namespace for all objects. Empty: the release's namespace."""
+    """Namespace for all objects. If empty, the release's namespace is used."""
     image_pull_secrets: list[Kubernetes] | None = None
     """Secrets that the kubelet uses to pull the images."""
     frontend: Component
@@ -399,9 +401,11 @@ class ChartValues(Values):
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default"]
     """DNS policy of the pods."""
     selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]
-    """SELinux type of the containers. Empty: the runtime's default, which may not write to cgroups."""
+    """SELinux type of the containers. If empty, the runtime's default is used, which may not write to cgroups."""
     app_armor_profile: Literal["", "RuntimeDefault", "Unconfined"]
-    """AppArmor profile of the containers. Empty: the runtime's default on nodes that have AppArmor."""
+    """AppArmor profile of the containers. If empty, the runtime applies its default profile on nodes that have
+    AppArmor.
+    """
     probes: Probes
     extra_volumes: list[Kubernetes] | None = None
     """Additional volumes for the pods."""

@@ -81,7 +81,9 @@ def _module(frame: FrameType) -> str:
 
 
 def main() -> None:
-    """Prints the functions called for one request, or, with ``--aligned``, for a claim for aligned CPUs and memory."""
+    """Prints the functions called for one request or, with ``--aligned``, for a claim that requests aligned CPUs and
+    memory.
+    """
     requests = [cpus(1), memory("16Mi")] if "--aligned" in sys.argv[1:] else [cpus(1)]
     with tempfile.TemporaryDirectory() as directory:
         written = Path(directory, "traces")

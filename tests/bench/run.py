@@ -36,7 +36,7 @@ _PAUSE_SECONDS: Final = 0.5
 _WINDOW_SECONDS: Final = 20.0
 """Length in seconds of one part of the idle period. Each part is one sample. This driver checks all claim files every
 20 s, so each part includes one such check. Every 60 s, it checks all containers and their resource limits, so the
-three parts of the default period include one such check.
+three parts of the default period together include one such check.
 """
 
 

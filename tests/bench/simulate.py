@@ -57,8 +57,8 @@ def node(cpus: int, group_by: str) -> Inventory:
 def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
     """Returns the CPU seconds that each of ``pairs`` prepares takes.
 
-    Before a prepare, a random claim is released if 48 claims are already prepared, or one for every ten CPUs on a
-    machine with fewer than 480 CPUs.
+    Before each prepare, a random claim is released if the maximum number of claims is already prepared. The maximum is
+    48, or one claim for every ten CPUs on a machine with fewer than 480 CPUs.
     """
     choice = random.Random(seed)
     devices = [device.name for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]

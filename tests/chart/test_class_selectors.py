@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The selectors of the DeviceClasses, evaluated as CEL on devices in the form in which the scheduler passes them."""
+"""The selectors of the DeviceClasses, evaluated as CEL on devices as the scheduler represents them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,9 @@ DOMAINS = ("resource.kubernetes.io", "dra.cpu", "dra.net", "dra.memory")
 
 
 def presented(driver: str, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Returns a device in the scheduler's form: attributes grouped by domain, and an empty map for any other domain."""
+    """Returns a device as the scheduler represents it: attributes grouped by domain, and an empty map for any other
+    domain.
+    """
     domains: dict[str, Any] = {domain: {} for domain in DOMAINS}
     for name, value in attributes.items():
         domain, _, short = name.rpartition("/")

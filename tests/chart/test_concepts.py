@@ -46,7 +46,7 @@ def test_documented_page_size_spellings_match_the_code() -> None:
 
 @pytest.mark.parametrize("page", sorted({page.stem for page in DOCS.glob("*.md")} - {"state-api"}))
 def test_a_page_names_its_readers(page: str) -> None:
-    """Pages address either operators or application developers as "you". state-api.md is generated without such a
-    line.
+    """The third line of a page states who "you" refers to on that page: operators, application developers, or both.
+    state-api.md is generated and has no such line.
     """
     assert (DOCS / f"{page}.md").read_text().splitlines()[2].startswith("*For ")

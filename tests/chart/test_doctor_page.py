@@ -22,8 +22,8 @@ WIDTH = 120
 
 @pytest.fixture
 def passed_on(tmp_path: Path) -> str:
-    """Returns a kubelet configuration with the static CPU manager policy, in the form in which the plugin passes it to
-    the driver's pod.
+    """Writes a kubelet configuration with the static CPU manager policy, as the plugin passes it to the driver's pod,
+    and returns the file's path.
     """
     path = tmp_path / "configz.json"
     path.write_text(json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}}))

@@ -31,8 +31,8 @@ from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 CLAIMING = [path for path in EXAMPLES if path.stem not in {"kubevirt", "slurm-bridge"}]
-"""Examples whose pods refer to claims. In one of the other two examples, slurm-bridge creates the claims; in the other,
-a policy adds them to virtual machines.
+"""Examples whose pods refer to claims. In one of the two remaining examples, slurm-bridge creates the claims; in
+the other, a policy adds them to virtual machines.
 """
 NODE = "node-a"
 PATHS = {
@@ -236,7 +236,7 @@ def test_every_claim_is_used(path: Path) -> None:
 
 
 def test_slurm_bridge_gets_the_cpus_that_slurm_has_allocated() -> None:
-    """slurm-bridge allocates as many single CPUs as the pod asks for, in a request named ``cpu``, and the driver
+    """slurm-bridge allocates as many individual CPUs as the pod asks for, in a request named ``cpu``, and the driver
     prepares exactly these CPUs. slurm-bridge reads the CPU of each device from the attributes in a single slice. It
     rejects a pod that has claims or requests the native resource ``cpu``.
     """

@@ -148,7 +148,7 @@ BURSTABLE = {"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"cpu": "4", "
     ],
 )
 def test_all_other_pods_are_unchanged(given: Document) -> None:
-    """Pods that the kubelet's static CPU manager does not pin either, and pods with their own claims, are unchanged."""
+    """Pods that the kubelet's static CPU manager would not pin, and pods with their own claims, are unchanged."""
     assert mutated(given) == given
 
 

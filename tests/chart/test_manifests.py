@@ -40,7 +40,7 @@ def test_the_plain_manifest_is_reproducible(tmp_path: Path) -> None:
 
 
 def test_the_plain_manifest_accepts_values(tmp_path: Path) -> None:
-    """The values are passed to Helm, which parses a single CPU as a number."""
+    """The values are passed to Helm, which parses a list with only one CPU as a number."""
     for flag in ("--set", "--set-string"):
         assert 'reservedCPUs: "0"' in manifest(tmp_path, flag, "driverConfig.reservedCPUs=0")
 
@@ -86,7 +86,7 @@ def test_kind_uses_a_given_image_without_building_it(tmp_path: Path) -> None:
 
 
 def test_the_frontend_reads_the_provisioning_file() -> None:
-    """The init container's file is mounted at the path in its arguments, and the command accepts it."""
+    """The init container's file is mounted at the path in its arguments, and the command accepts the file."""
     documents = render({**EVERYTHING, "hugepageProvision": {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}})
     (init,) = only(documents, "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
     assert init["args"] == ["provision", "--pool-root=/host", "/etc/dra-driver-numa/hugepages.yaml"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node-allocatable field of a device (KEP-5517, in the form of Kubernetes 1.37) and its validation."""
+"""The node-allocatable field of a device (KEP-5517, as defined in Kubernetes 1.37) and its validation."""
 
 import re
 from collections.abc import Iterator

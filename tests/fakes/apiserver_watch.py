@@ -85,8 +85,8 @@ class Watch:
             await self._changed.wait()
 
     async def _begin(self, response: web.StreamResponse) -> int:
-        """Returns the version at which the client's watch starts. The client first gets all existing objects if it sent
-        no version or requested them.
+        """Returns the version at which the client's watch starts. If the client sent no version or requested the
+        initial state, first sends the client all existing objects.
         """
         start, streaming = self.request.query.get("resourceVersion", ""), self._is_streaming_list
         if start not in {"", "0"} and not streaming:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of ``containerd config dump`` for each release, with the keys that matter to drivers and some others."""
+"""The output of ``containerd config dump`` for each release, with the keys that matter to drivers, and some other
+keys.
+"""
 
 from typing import Any
 
@@ -69,7 +71,7 @@ def dump(release: str, nri_settings: Document | None = None, cri_settings: Docum
 
 def merge(release: str, into: Document, drop_in: Document) -> Document:
     """Returns the settings that the release uses when it imports the drop-in: 1.7 replaces whole sections, and 2.0 and
-    later replace single keys.
+    later replace individual keys.
     """
     if release == "1.7":
         return into | {"plugins": into["plugins"] | drop_in["plugins"]}

@@ -60,7 +60,7 @@ class StaticManagers:
 
 
 def format_list(numbers: Collection[int]) -> str:
-    """Returns a list as k8s.io/utils/cpuset prints it, ``0-3,8``."""
+    """Returns a list as k8s.io/utils/cpuset prints it, such as ``0-3,8``."""
     runs = []
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         members = [number for _, number in run]

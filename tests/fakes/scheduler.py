@@ -235,7 +235,7 @@ def _configs(claim: Document, search: _Search) -> Iterator[Document]:
 def schedule(
     server: str, namespace: str, name: str, *, pods: Sequence[Document] = (), node: str | None = None
 ) -> Document:
-    """Reads everything from an API server, allocates the claim and writes its status. Blocks."""
+    """Reads everything from an API server, allocates the claim and writes its status. This call blocks."""
     base = f"{server}/apis/resource.k8s.io/v1"
     path = f"{base}/namespaces/{namespace}/resourceclaims/{name}"
     classes = {one["metadata"]["name"]: one for one in _ask(f"{base}/deviceclasses")["items"]}

@@ -20,8 +20,8 @@ def _rows() -> Iterator[object]:
 
 @pytest.mark.parametrize("attack", list(_rows()))
 def test_other_tenants_are_not_affected(field: Field, attack: Attack) -> None:
-    """The output matches the attack's pattern, and both processes stay within the attack's CPU time. Afterwards a new
-    claim gets its CPUs, and other pods get the pool.
+    """The output matches the attack's pattern, and both processes stay within the attack's CPU time. After the
+    attack, a new claim gets its CPUs, and other pods get the pool.
     """
     field.unharmed = False
     before = field.spent()

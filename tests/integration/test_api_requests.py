@@ -10,8 +10,8 @@ from tests.stage.pods import StagePod, cpus, hugepages, make_claim
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage, Stage
 
-# Requests by verb and resource. A watch is counted when it ends. Each driver sends a dry run of its first slice; the
-# three slices are CPUs, memory and hugepages, and each write first reads the Node that will own the slice.
+# Requests by verb and resource. A watch is counted when it ends. There are three slices, for CPUs, memory and
+# hugepages. Each driver sends a dry run of its first slice, and reads the Node that will own a slice before each write.
 START = {("get", "nodes"): 6, ("list", "resourceslices"): 2, ("create", "resourceslices"): 2 + 3}
 # Each driver reads the claim, and also the Node unless it has read the Node in the last ten seconds; status.devices is
 # written once.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim for hugepages that do not exist yet: they are allocated before its pod is bound, and freed afterwards (ADR
-23).
+"""A claim for hugepages that do not exist yet: they are allocated before its pod is bound, and freed once
+the claim is gone (ADR 23).
 """
 
 import asyncio
@@ -125,8 +125,8 @@ async def test_pages_are_allocated_before_the_pod_is_bound(rig: Rig) -> None:
 
 
 async def test_pages_are_freed_with_the_claim(rig: Rig) -> None:
-    """The pages are freed only once the claim's record is gone, because a container may use them; a claim that was
-    never prepared has no record.
+    """The pages of a prepared claim are freed only once its record is gone, because a container may use them until
+    then. A claim that was never prepared has no record, so its pages are freed as soon as the claim is deleted.
     """
     rig.asked(2)
     await rig.until(lambda: rig.pages == 2)
@@ -157,8 +157,8 @@ async def test_a_claim_whose_pages_cannot_be_allocated_is_released(rig: Rig) -> 
 
 
 async def test_memory_reserved_for_hugepages_is_not_published_as_plain_memory(rig: Rig) -> None:
-    """Memory that may become pages is not part of plain memory, whether or not the pages have been allocated, and the
-    device publishes all of it from the start.
+    """Memory that may become hugepages is not published as plain memory, whether or not the pages have been allocated.
+    The hugepage device publishes all of it from the start.
     """
 
     def sizes(watch: MachineWatch) -> dict[str, int]:

@@ -11,7 +11,7 @@ UNUSED = ("google.protobuf.text_format", "importlib.metadata", "zipfile", "loggi
 
 
 def run(code: str) -> str:
-    """Runs Python code in a process that has imported nothing yet; returns its last line."""
+    """Runs Python code in a process that has imported nothing yet; returns the last line of its output."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -176,7 +176,9 @@ def test_memory_errors_keep_new_claims_away(stage: Stage, machine: HostDirectory
 
 
 def test_pages_of_host_processes_are_not_part_of_the_capacity(stage: Stage, machine: HostDirectory) -> None:
-    """Pages in use count as the host's unless they belong to pods; the pods' pages stay in the capacity."""
+    """Pages in use are attributed to host processes unless they belong to pods; the pods' pages stay in the
+    capacity.
+    """
     pods = stage.paths.cgroup_root / "kubepods.slice"
     machine.write(pods / "hugetlb.2MB.numa_stat", f"total={300 * PAGE} N0=0 N1={300 * PAGE}")
     machine.write(pods / "hugetlb.1GB.numa_stat", "total=0 N0=0 N1=0")

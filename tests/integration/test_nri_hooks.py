@@ -79,7 +79,7 @@ async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path
 
 
 async def test_a_cpuset_with_nonexistent_cpus_fails_after_the_hook(tmp_path: Path) -> None:
-    """runc fails at create; the stop event shows the plugin that the container never ran."""
+    """``runc create`` fails; the stop event tells the plugin that the container never ran."""
     async with nri_rig(tmp_path, cgroup_root=tmp_path / "cgroup") as rig:
         rig.answer(cpus="64")
         pod = await rig.runtime.run_pod_sandbox("web")

@@ -33,7 +33,7 @@ def _session(hooks: RecordingHooks, observer: RecordingObserver, **options: Any)
 
 @pytest.mark.parametrize("level", _LEVELS)
 async def test_a_container_starts_and_ends_at_every_api_level(tmp_path: Path, level: str) -> None:
-    """From 0.6 to 0.12 the same hooks are called in the same order, whatever form the events have on the wire.
+    """From NRI 0.6 to 0.12, the same hooks are called in the same order, however the events are encoded.
 
     Later updates by the kubelet are adjusted. The runtime's log stays empty, so the plugin has neither requested an
     eviction nor sent an update outside an event.
@@ -165,8 +165,8 @@ async def test_a_snapshot_over_4_mib_arrives_in_parts(tmp_path: Path, level: str
 
 
 async def test_a_snapshot_that_an_old_runtime_cannot_split_causes_retries_and_no_crash(tmp_path: Path) -> None:
-    """NRI before 0.7 sends more than 4 MiB in a single message. Each time, the message is rejected and the connection
-    is closed.
+    """NRI before 0.7 sends the whole snapshot in a single message. A message of more than 4 MiB is rejected on each
+    attempt, and the connection is closed.
     """
     async with nri_rig(tmp_path, "0.6", wait=False, filled=30, annotation=200 << 10) as rig:
         await rig.runtime.wait_until(lambda runtime: len(runtime.log) >= 2)

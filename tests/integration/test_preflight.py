@@ -49,8 +49,8 @@ def base() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="dn-") as name:
         path = Path(name)
-        # The host root has this machine's boot id, so commands use the paths below as they are and not under the host
-        # root, as in a pod.
+        # The host root has this machine's boot id, so commands use the paths below as they are, as in a pod, and
+        # do not look for them under the host root.
         boot = write_tree(small_machine(), path / "host") / BOOT_ID[1:]
         boot.parent.mkdir(parents=True, exist_ok=True)
         boot.write_text(Path(BOOT_ID).read_text())

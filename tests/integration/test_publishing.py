@@ -61,7 +61,7 @@ POOLS = {
 
 
 class Rig:
-    """A server with one node, where publishers are started."""
+    """An API server with one Node. ``publisher`` starts a publisher that uses this server."""
 
     def __init__(self, server: ApiServer, client: KubeClient) -> None:
         self.server = server
@@ -141,7 +141,7 @@ async def rig(tmp_path: Path) -> AsyncGenerator[Rig, None]:
 async def test_all_pools_are_published_and_owned_by_the_node(rig: Rig) -> None:
     """The first publication contains every pool, complete and in order, at generation 1, owned by the Node.
 
-    A second start on the same machine writes nothing, not even a dry run.
+    A second start on the same machine sends no writes, not even a dry run.
     """
     async with rig.publisher() as publisher:
         await rig.published(publisher)
@@ -181,8 +181,8 @@ async def test_slices_of_an_earlier_writer_are_replaced(rig: Rig) -> None:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["expired", "ended"])
 async def test_a_watch_that_ends_at_once_does_not_cause_a_busy_loop(rig: Rig, dies: bool) -> None:
-    """However the server responds to a watch, the publisher rarely lists or watches, because it backs off and its
-    requests are rate-limited.
+    """However a watch ends, the publisher sends few list and watch requests, because it backs off and its requests are
+    rate-limited.
     """
     rig.client._list_pace = Pace(per_second=1 / 15, burst=6.0)
     gone = '{"kind": "Status", "code": 410}'
@@ -217,8 +217,8 @@ ODD = (
 @pytest.mark.parametrize("verb", ["list", "watch", "create", "get"])
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
 async def test_the_publisher_survives_unexpected_responses(rig: Rig, verb: str, body: str) -> None:
-    """A proxy that returns 200 with unrelated JSON counts as an outage: it is reported as such, requests are retried,
-    and nothing is deleted.
+    """A proxy that returns 200 with unrelated JSON is treated as an outage: it is reported as such, requests are
+    retried, and nothing is deleted.
     """
     rig.server.fail_next(2, 200, verb=verb, body=f"{body}\n")
     async with rig.publisher() as publisher:
@@ -518,7 +518,9 @@ async def test_a_failed_write_is_completed_later(rig: Rig) -> None:
 
 
 async def test_a_broken_watch_is_resumed(rig: Rig) -> None:
-    """The watch resumes where it ended, without a new list request, and changes during the interruption are noticed."""
+    """The watch resumes where it left off, without a new list request, and changes made during the interruption are not
+    missed.
+    """
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
@@ -542,7 +544,7 @@ async def test_an_expired_watch_lists_again(rig: Rig) -> None:
 
 
 async def test_a_watch_resumes_after_the_delay_that_the_server_requests(rig: Rig) -> None:
-    """An overloaded server is not asked again by every node of the cluster before that."""
+    """Until the delay has passed, the nodes of the cluster send no further watch requests to the overloaded server."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)

@@ -227,8 +227,8 @@ def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first
 @pytest.mark.parametrize("name", ["work", "interrupts", "sysadminmissing", "read-only-0-cpus"])
 @pytest.mark.parametrize("value", ["0", "any value", "Permission denied", "boot Linux 6.7'", "CPUsLost"])
 def test_user_chosen_names_and_values_do_not_affect_remedies(name: str, value: str) -> None:
-    """A problem's code depends on the rejection and not on the text of the message. A variable whose name contains a
-    space, for example, is malformed.
+    """A problem's code depends on the kind of rejection and not on the text of the message. The value is also a part of
+    a variable's name: unless the value is alphanumeric, that variable is malformed, which is a different problem.
     """
     assert [problem.code for problem in rejections(name, value)] == [
         BackendCode.CLAIM_IN_USE,

@@ -193,7 +193,7 @@ class Telemetry:
         self._rendered = b""
         self._rendered_at = float("-inf")
         self._registry = registry = CollectorRegistry()
-        # Otherwise each counter and histogram would have an additional series with its creation time.
+        # By default, each counter and histogram has an additional series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         text = "Number of CPU claims that the kubelet asked to prepare, by result."
         self.prepared = Counter("dra_cpu_prepare_claims", text, ["result"], registry=registry)

@@ -139,8 +139,8 @@ def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Pre
     above = mounts_over(config.cgroup_root, mounts)
     if above and above[-1].kind != "cgroup2":
         yield PreflightFault(
-            f"{config.cgroup_root} is a file system of type {above[-1].kind} instead of the node's cgroup2 tree: "
-            "hugepages that host processes hold count as free",
+            f"{config.cgroup_root} is a file system of type {above[-1].kind} instead of the node's cgroup2 tree, "
+            "so hugepages held by host processes are counted as free",
             "mount the node's cgroup2 tree there, read-only (hostHugepages.detect: true in the chart's values)",
             fatal=False,
         )

@@ -140,7 +140,7 @@ class RunDirectory:
 async def _to_end(work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
     """Runs ``work`` in a thread. If the caller is cancelled, waits for the thread, and calls ``undo`` with the result.
 
-    A cancelled task leaves its thread running, which could still create files after __aexit__() has removed them.
+    The thread of a cancelled task keeps running, and could otherwise create files after __aexit__() has removed them.
     """
     job = asyncio.get_running_loop().run_in_executor(None, work)
     try:

@@ -54,7 +54,7 @@ class Layout:
     """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """Each place's set of CPUs, and the place with all of these CPUs available."""
+    """For each place: the set of its CPUs, and the place with all of these CPUs available."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
@@ -85,8 +85,9 @@ class Layout:
         return len({place.package for place in used}), len({place.node for place in used})
 
     def within(self, cpus: frozenset[int], *, atomic: bool = False) -> list[Place]:
-        """Returns the places that contain any of the given CPUs, reduced to those CPUs, or to their whole cores if
-        ``atomic``.
+        """Returns the places that contain any of the given CPUs, reduced to those CPUs.
+
+        If ``atomic`` is True, each place is reduced further, to the cores whose CPUs are all among those given.
         """
         found = []
         for all_cpus, place in self.places:
@@ -253,8 +254,8 @@ class _Search:
         return [cpu for group, share in shared if share for cpu in self.take(group, share, (NODE,))]
 
     def refusal(self, detail: str) -> NoCpusError:
-        """Returns the error, preferring causes that would remain even if CPUs were released. The whole machine is
-        searched only to report an error.
+        """Returns the error for a failed search, preferring causes that would remain even if CPUs were released. To
+        find such causes, the whole machine is searched, which is done only to report an error.
         """
         return self._missing_property() or (self._whole and self._no_core_multiple()) or self._no_cpus(detail)
 
@@ -311,10 +312,10 @@ def _listed(cpus: Iterable[int], how: str) -> str:
 
 
 def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | None:
-    """Returns one share for each bit set, with all shares as equal as possible, or None if they must differ by more
-    than ``widest``.
+    """Returns one amount from each bit set, so that the amounts add up to ``need`` and are as equal as possible.
 
-    Each share is an amount in its bit set, the shares add up to ``need``, and larger shares go to the first bit sets.
+    Larger amounts are taken from the first bit sets. Returns None if there are no such amounts that differ by at most
+    ``widest``.
     """
     mean = need // len(amounts)
     for width in range(widest + 1):

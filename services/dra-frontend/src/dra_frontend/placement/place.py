@@ -8,7 +8,7 @@ Larger parts are branches of a tree:
 
 A request that fits into one part gets the smallest part that is large enough (best fit), so that large parts stay free
 for large requests. A larger request gets whole parts, largest first, and the remaining CPUs by best fit. Within a
-place, whole cores are taken first, then partly used cores, then single threads of whole cores.
+place, whole cores are taken first, then partly used cores, then individual threads of whole cores.
 
 The amounts that a part can provide are represented by a bit set (bit n is set if n CPUs are possible). With "whole
 cores only" on cores of different sizes, not every amount is possible, and the bit sets keep the decision exact.
@@ -81,7 +81,7 @@ def pick_amounts(amounts: Sequence[int], need: int) -> list[int] | None:
 
 def fill(whole: Iterable[Core], partial: Iterable[Core], need: int) -> list[int]:
     """Returns ``need`` CPUs: first whole cores that are not larger than the number of CPUs still needed, then threads
-    of partly used cores, and finally single threads of the remaining whole cores.
+    of partly used cores, and finally individual threads of the remaining whole cores.
     """
     taken: list[int] = []
     spare: list[Core] = []
@@ -96,7 +96,7 @@ def fill(whole: Iterable[Core], partial: Iterable[Core], need: int) -> list[int]
 
 
 def take_exactly(cores: Sequence[Core], need: int) -> list[int]:
-    """Returns exactly ``need`` CPUs on whole cores, preferring the first cores."""
+    """Returns exactly ``need`` CPUs that make up whole cores, preferring the first cores."""
     shares = pick_amounts([1 | 1 << len(core) for core in cores], need) or ()
     return [cpu for core, share in zip(cores, shares, strict=True) if share for cpu in core]
 

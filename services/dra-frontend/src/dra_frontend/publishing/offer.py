@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the published devices: the current machine's devices, compared with the claims' allocations.
 
-A claim may hold more than a device still has: pages are freed, CPUs go offline, memory fails. Such a device is tainted,
-so that the scheduler does not allocate it to new claims. It is also reported to the kubelet as unhealthy, which is
-visible in the status of the pods that use the device. The effects depend on the cause:
+Claims may hold more than a device still has, for example after pages were freed, CPUs went offline or memory failed.
+Such a device is tainted, so that the scheduler does not allocate it to new claims. It is also reported to the kubelet
+as unhealthy, which is visible in the status of the pods that use the device. The effects depend on the cause:
 
   cause                                   taint                         health
   claims hold more than the device has    yes                           Unhealthy
@@ -114,14 +114,14 @@ class Offer:
         """Recomputes the devices if the inventory, the claims' allocations, the faults or the shortages have changed,
         and publishes the result.
         """
-        # The objects in ``inputs`` are replaced whenever they change. They are compared by identity, so an idle node
-        # does no work.
+        # The objects in ``inputs`` are replaced whenever they change, so they can be compared by identity. If none has
+        # been replaced, there is nothing to do.
         inputs, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._inputs
         if len(inputs) == len(known) and all(map(is_, inputs, known)):
             return
         before, found = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults, shortages)
         documents = {driver: self._documents(driver, found, before) for driver in self.boards}
-        # Stored only now, so that the devices are not mistaken for published ones after an exception.
+        # These attributes are set only after the slices have been computed. If that fails, the next call tries again.
         self._inputs, self.snapshot = inputs, found
         for fault in found.faults():
             if fault not in before.faults():

@@ -190,7 +190,7 @@ def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = 
     the values that the server dropped or changed.
 
     A note contains the effect, the cause and the remedy. ``conditions`` is False if the server drops binding
-    conditions, so the devices that have them are omitted.
+    conditions, in which case the devices that have them are omitted.
     """
     found: dict[str, str] = {} if conditions else {CONDITIONS_DROPPED: _CONDITIONS_NOTE}
     found |= {reason: _REFUSED[reason][1] for reason in sorted(filter(None, refused))}

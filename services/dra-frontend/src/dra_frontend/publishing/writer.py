@@ -112,8 +112,8 @@ class SliceWriter:
         A server rejects a whole slice because of one field that it does not accept. So the variants of the slices are
         tried in order, from the complete slices to those without any optional field, until the server accepts one.
         Variants with a field that is known to be rejected are skipped: a field that was omitted when the pool was last
-        written (until :meth:`reset`), or the mapping, whose rejection has an error of its own. If the server accepts no
-        variant, the error for the first one that was tried is raised.
+        written (until :meth:`reset`), or the mapping, whose rejection is recognized by a distinct error. If the server
+        accepts no variant, the error for the first one that was tried is raised.
         """
         choices = variants(documents)
         refused = set(self._left_out.get(pool, ())) & {reason for _, reasons in choices for reason in reasons}
@@ -152,7 +152,8 @@ class SliceWriter:
         """Returns the slices without devices whose binding conditions the server drops.
 
         Without binding conditions, a pod would be bound immediately and wait on the node for pages that may never
-        exist. A dry run before the first write detects this, since a real write would briefly offer the pages.
+        exist. A dry run before the first write determines whether the server drops them, because a real write would
+        briefly offer the pages.
         """
         trials = [one for document in documents if (one := only_conditional_devices(document)) is not None]
         if trials and self._keeps_conditions is None:

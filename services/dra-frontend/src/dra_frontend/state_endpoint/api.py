@@ -60,7 +60,7 @@ _RECORDS_PARAMETERS: Final = [
     )
 ]
 _DESCRIPTION: Final = (
-    "JSON documents about one node, served on a unix socket of the node: "
+    "JSON documents about one node, served on a unix socket on the node: "
     "`curl --unix-socket /run/dra-driver-numa/state.sock http://node/v1/cpus`. "
     "Readers must ignore fields that they do not recognize, and treat unrecognized values as unknown."
 )
@@ -122,7 +122,7 @@ def _add_report(document: dict[str, Any]) -> None:
 
 
 def _drop_validation_errors(document: dict[str, Any]) -> None:
-    """Removes FastAPI's validation errors, since no parameter that FastAPI validates can be invalid."""
+    """Removes the validation errors that FastAPI declares, since no parameter that it validates can be invalid."""
     for operations in document["paths"].values():
         for operation in operations.values():
             if "HTTPValidationError" in str(operation["responses"].get("422")):

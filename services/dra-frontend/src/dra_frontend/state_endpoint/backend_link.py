@@ -71,7 +71,7 @@ class BackendLink:
         self._bodies = BodyReader()
 
     async def report(self, request: Request) -> Response:
-        """Accepts a report from the backend, at most 4 MiB. Only this pod's backend sends reports."""
+        """Accepts a report of at most 4 MiB from the backend. Only this pod's backend sends reports."""
         state = self._state
         try:
             status, reports = read_state(await self._bodies.read(request.receive))
@@ -85,7 +85,7 @@ class BackendLink:
     async def records(self, request: Request) -> Response:
         """Returns the changes to claim records since a generation.
 
-        Waits for a change, at most `wait` seconds. Without `after`, returns the current generation immediately.
+        Waits at most `wait` seconds for a change. Without `after`, returns the current generation immediately.
         """
         after, wait = _number(request, "after"), _number(request, "wait")
         seconds = RECORDS_WAIT_SECONDS if wait is None else min(max(wait, 0), MAX_RECORDS_WAIT_SECONDS)

@@ -42,8 +42,8 @@ _CONNECTIONS_PER_TURN: Final = 8
 not delay other work.
 """
 _IDLE_SECONDS: Final = 60
-"""Time without a request after which a connection is closed. Longer than RENEW_SECONDS, the longest interval between
-the backend's reports.
+"""Time without a request after which a connection is closed. It is longer than RENEW_SECONDS, the longest interval
+between the backend's reports.
 """
 _BACKLOG: Final = 1024
 """Maximum number of connections that wait in the kernel until they are accepted (listen(2))."""

@@ -55,7 +55,7 @@ def notices(
 ) -> tuple[tuple[Notice, ...], tuple[Notice, ...], int]:
     """Returns distinct problems and warnings, and the number of problems and warnings that were omitted.
 
-    A problem whose only effect is to make the pod unready is listed only once the pod is unready, that is, after the
+    A problem whose only effect is to make the pod unready is not listed until the pod is unready, that is, until the
     problem has lasted for 10 s.
     """
     unready = tuple(dict.fromkeys(state.update_readiness()))

@@ -41,7 +41,9 @@ STATE: Final = "state"
 JOURNAL: Final = "journal.json"
 """File with the contents of the claim journal."""
 KUBELET: Final = "kubelet.json"
-"""File with the kubelet settings that the doctor examines. The kubelet's own files may contain secrets."""
+"""File with the kubelet settings that the doctor examines. The kubelet's own files are left out of the archive, since
+they may contain secrets.
+"""
 _TOP_DIRECTORY: Final = "node"
 
 

@@ -33,12 +33,15 @@ _FIELDS_WITHOUT_NAMES: Final = frozenset(
         *("id", "cgroup", "request", "requests", "env"),
     )
 )
-"""Fields that never contain a name of an object. The names of requests are also keys, which are kept."""
+"""Fields whose values are kept. None contains an object's name. Names of requests could not be masked consistently,
+because they also occur as keys, which are kept.
+"""
 # A CPU list or a UUID.
 _NUMBERS: Final = re.compile(
     r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII
 )
-# Keys such as "dra.cpu/cpu", whose values are quantities. Namespaces contain no full stops.
+# Keys such as "dra.cpu/cpu", whose values are quantities. Such a key cannot be a namespaced name, because namespaces
+# contain no full stops.
 _ATTRIBUTE: Final = re.compile(r"[^/]*\.[^/]*/.*", re.DOTALL)
 _WORDS: Final = """
 dra.cpu dra.memory packed spread preferred required ignore group distribute only never any performance efficiency lift
@@ -143,7 +146,7 @@ class Masks:
         """Adds pool names that begin with the node's name. If the node ``a`` becomes ``node-1``, its pool ``a-memory``
         becomes ``node-1-memory``.
 
-        The node's name must have been added before. ``add_from_document`` and ``add_from_text`` call this method for
+        The node's name must already have been added. ``add_from_document`` and ``add_from_text`` call this method for
         the pool names in documents and in the names of slices.
         """
         for name in set(names) - self._masks.keys():

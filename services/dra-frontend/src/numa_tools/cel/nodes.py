@@ -200,7 +200,7 @@ MACROS: Final[Mapping[str, tuple[int, ...]]] = {
     "optMap": (1,),
     "optFlatMap": (1,),
 }
-"""Macros that declare a variable, each with the numbers of expressions that may follow the variable."""
+"""Macros that declare a variable, each with the permitted numbers of expressions after the variable."""
 WITH_TWO_VARIABLES: Final = ("all", "exists", "exists_one", "existsOne")
 LOOPS: Final[Mapping[str, Callable[..., Any]]] = {
     "all": partial(_quantified, False),

@@ -94,7 +94,9 @@ class Parser:
         return self._tokens[position] if position < len(self._tokens) else ("", "")
 
     def _peek(self, ahead: int = 0) -> str:
-        """Returns the next operator or identifier. Returns "" for literals, so a quoted "-" is not an operator."""
+        """Returns the next operator or identifier. Returns "" for literals, so that the string "-" is not mistaken for
+        an operator.
+        """
         kind, text = self._token(ahead)
         return text if kind in ("sign", "name") else ""
 

@@ -51,7 +51,7 @@ _MAX_CLAIMS: Final = 5000
 def explain(settings: Settings, subject: str, *, is_archive: bool = False) -> tuple[dict[str, Any], list[Problem]]:
     """Returns the explanation and the problems. Raises UnknownSubjectError.
 
-    ``is_archive`` is True for an archive, because no API server can be queried for it.
+    ``is_archive`` is True if the node's files come from an archive. In that case, no API server is queried.
     """
     snapshot = read_snapshot(settings)
     if (found := explain_subject(snapshot, subject)) is not None:

@@ -89,7 +89,7 @@ def claimable(inventory: Inventory) -> dict[str, Any]:
 
 
 def claimable_table(inventory: Inventory) -> str:
-    """Returns the reserves and the memory available to claims as text."""
+    """Returns the reserved CPUs and memory, and the memory available to claims, as text."""
     reserve, offered, rows = inventory.reserve, _claimable_memory(inventory), []
     for node in inventory.machine.numa_nodes.values():
         huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)

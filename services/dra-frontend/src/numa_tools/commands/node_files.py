@@ -79,7 +79,7 @@ def kubelet_reserve(settings: Settings) -> int | None:
 def read_archived(path: Path) -> Any:
     """Parses a JSON file in an archive. Raises OSError or ValueError.
 
-    Only the nesting depth is checked. The commands display any unexpected values in an archive unchanged.
+    Only the nesting depth is validated, because the commands display any unexpected values unchanged.
     """
     data = path.read_bytes()
     if json_too_deep(data):
@@ -101,7 +101,9 @@ def check(inventory: Inventory, config: Config, claims: DirectoryView | None = N
 
 
 def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
-    """Returns the hugepages in use outside pods, if the cgroups show the pods' hugepage usage."""
+    """Returns the numbers of hugepages in use outside pods. A number is 0 if the cgroups do not report the hugepage
+    usage of pods.
+    """
     cgroups = HostTree(host_path(host_root, config.cgroup_root))
     pods = read_pod_pages(cgroups, machine.page_sizes)
     return {

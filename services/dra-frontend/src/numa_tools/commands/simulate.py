@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates claims and pods on this node: allocates as kube-scheduler does and prepares with the driver's own code."""
+"""Simulates claims and pods on this node: allocates devices like kube-scheduler, and prepares the claims with the
+driver's own code.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -22,7 +22,7 @@ from numa_tools.doctor.model import Unread
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 KIND: Final = "KubeletConfiguration"
 POLICIES: Final = {"cpu": "cpuManagerPolicy", "memory": "memoryManagerPolicy"}
-"""Policy settings of those managers that write a state file."""
+"""Policy settings of the kubelet's managers that write a state file."""
 _GATES: Final = "featureGates"
 _RESERVED_CPUS: Final = "reservedSystemCPUs"
 _RESERVED_MEMORY: Final = "reservedMemory"

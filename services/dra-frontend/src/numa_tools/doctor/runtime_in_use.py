@@ -123,7 +123,7 @@ class FoundRuntimes:
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """Those sockets of the known distributions and of the candidates that exist on the node."""
+    """Sockets that exist on the node, among those of the known distributions and of the candidates."""
     endpoint: str = ""
     """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it is unknown."""
 

@@ -3,8 +3,8 @@
 
 The rules are those of systemd.unit(5), systemd.service(5) and systemd.exec(5): an empty assignment resets a list,
 the value of a word ``$NAME`` is split into words, ``${NAME}`` is replaced within a word, and an unset variable expands
-to an empty string. Only the specifiers that depend on the unit's name are replaced, since the units of k3s and RKE2
-read ``/etc/default/%N``.
+to an empty string. Of the specifiers, only those that depend on the unit's name are replaced: the units of k3s and RKE2
+need them, because they read ``/etc/default/%N``.
 """
 
 import re

@@ -18,8 +18,8 @@ from numa_tools.doctor.model import Check, Finding, Unread, facts_or_none, note,
 
 _OLDEST: Final = (1, 34)
 _MAX_SECONDS: Final = 30.0
-"""Maximum difference in seconds between the clocks of this node and the API server. A token is not valid before the
-time at which it was issued.
+"""Maximum difference in seconds between the clocks of this node and the API server. A larger difference can
+make tokens unusable, because a token is not valid before the time at which it was issued.
 """
 _ENABLE_GATE: Final = "enable it in the API server, scheduler, controller manager and kubelet"
 _GRANT_RIGHT: Final = "install the chart's ClusterRole, or add the rule to your own"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the kubelet leaves CPUs and memory to claims, and that its reserves match the driver's. This module does
-no I/O.
+"""Checks that the kubelet leaves CPUs and memory to claims, and that its reservations match the driver's. This module
+does no I/O.
 """
 
 import re

@@ -174,8 +174,8 @@ def _likely_paths(files: HostFiles, root: str) -> KubeletPaths:
 
 
 def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
-    """Returns True for a KubeletConfiguration, and also for an unreadable file, because reading it later raises an
-    error.
+    """Returns True for a KubeletConfiguration, and also for an unreadable file, so that the caller reads it later and
+    reports the error.
     """
     try:
         return _is_configuration(files.document(path), bare=bare)

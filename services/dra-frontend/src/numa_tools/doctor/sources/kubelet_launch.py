@@ -73,7 +73,7 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
 
 
 def _running(files: HostFiles) -> Iterator[Launch]:
-    """Yields the running kubelets: root processes in the host's PID namespace, where ordinary pods cannot run.
+    """Yields the running kubelets: root processes in the host's PID namespace, in which ordinary pods do not run.
 
     Raises KubeletConfigError.
     """

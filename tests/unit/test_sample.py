@@ -19,8 +19,8 @@ def run():
 
 
 def test_each_part_contains_its_comments_docstrings_and_messages() -> None:
-    """The lines of a block comment are one text; instructions to tools, short strings and generated files are
-    left out.
+    """The lines of a block comment form one text. Instructions to tools, short strings and generated files are left
+    out.
     """
     page = "# Page\n\nA passage has more words than a heading, and no block of code belongs to it.\n\n```sh\nls\n```\n"
     names = ("services/dra-frontend/src/a.py", "shared/src/b.py", "tests/c.py", "shared/src/numa/_pb/d.py")

@@ -58,7 +58,7 @@ def test_any_other_name_executes_the_init(package: ModuleType) -> None:
 
 
 def test_an_init_that_fails_is_executed_again(package: ModuleType, tmp_path: Path) -> None:
-    """The file that it reads exists only at the second attempt."""
+    """The file that ``__init__`` reads exists only on the second attempt."""
     data = tmp_path / "data"
     (tmp_path / NAME / "__init__.py").write_text(f"import pathlib\ntwo = pathlib.Path({str(data)!r}).read_text()")
     with pytest.raises(FileNotFoundError):

@@ -47,7 +47,7 @@ async def test_a_probe_gets_one_response_and_the_connection_is_closed() -> None:
     ],
 )
 def test_only_known_paths_and_methods_are_served(line: bytes, status: bytes) -> None:
-    """Only a few paths and two methods exist. Error responses never repeat the request."""
+    """Only a few paths and two methods are supported. Error responses never repeat the request."""
     said = answer(line, PAGES)
     assert said.startswith(b"HTTP/1.1 " + status)
     assert len(said) < 200

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of listen addresses and socket paths."""
+"""Parsing listen addresses and socket paths."""
 
 import socket
 from pathlib import Path

@@ -80,7 +80,9 @@ async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
 
 
 async def test_a_locks_time_limit_excludes_waiting_in_the_queue(short_root: Path) -> None:
-    """Four calls together take longer than the limit. On a slow disk, the last calls in the queue must not fail."""
+    """All calls together take longer than the limit, but each of them holds the lock only briefly. On a slow disk, the
+    last calls in the queue must not fail.
+    """
     lock, done = FileLock(short_root / "lock"), []
 
     async def slow(name: int) -> None:

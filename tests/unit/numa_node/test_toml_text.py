@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of TOML with the same depth limit as other documents."""
+"""Parsing TOML with the same depth limit as for other documents."""
 
 import pytest
 from hypothesis import given
@@ -76,7 +76,7 @@ def test_unterminated_strings_take_linear_time(text: str) -> None:
 
 @pytest.mark.parametrize("form", ["{} = 1", "[{}]", "[[{}]]", "x = {{ {} = 1 }}"])
 def test_a_key_with_many_parts_is_rejected_before_it_is_parsed(form: str) -> None:
-    """A key with 32,000 parts takes tomllib 14 s."""
+    """tomllib takes 14 s to parse a key with 32,000 parts."""
     text = form.format(".".join(["a"] * 32_000))
 
     def read() -> None:

@@ -332,7 +332,7 @@ def test_the_table_of_a_machine() -> None:
 
 
 def test_core_types_and_offline_cpus_are_shown_only_if_the_machine_has_any() -> None:
-    """Each has a line of its own. A node without CPUs or hugepages shows dashes."""
+    """Core types and offline CPUs each have a line of their own. A node without CPUs or hugepages shows dashes."""
     node = "/sys/devices/system/node"
     tree = small_machine().changed(
         {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages that host processes hold: the pages in use minus those that pods use, smoothed over several samples."""
+"""Hugepages held by host processes: the pages in use minus those that pods use, smoothed over several samples."""
 
 from pathlib import Path
 

@@ -37,8 +37,8 @@ TWO = {**root("0000:00", "0-3\n"), **root("0000:80", "4-7\n")}
 
 
 def test_a_device_lists_the_roots_near_its_cpus() -> None:
-    """Each root is listed once, and the list is sorted. A device on both sockets lists all roots, and a single CPU
-    lists its socket's roots.
+    """Each root is listed once, and the list is sorted. A device on both sockets lists all roots, and a single CPU's
+    device lists the roots of the CPU's socket.
     """
     roots = discover(captured("32intel64-2p8co2t+8ve")).pcie_roots
     assert roots == dict.fromkeys(["pci0000:17", "pci0000:3a", "pci0000:5d"], frozenset({*range(8), *range(16, 24)}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of a host's files under a root directory."""
+"""Reading a host's files under a root directory."""
 
 import os
 from pathlib import Path
@@ -108,7 +108,9 @@ def test_the_number_of_known_directories_is_bounded(tmp_path: Path) -> None:
 
 
 def test_the_link_limit_applies_to_the_whole_path(tmp_path: Path) -> None:
-    """As in the kernel, the limit is forty. Links that double at each step must not be resolved 2**40 times."""
+    """As in the kernel, at most forty links are followed for one path. Otherwise, links that double at each step could
+    be resolved 2**40 times.
+    """
     for number in range(39):
         (tmp_path / f"l{number}").symlink_to(f"l{number + 1}/../l{number + 1}")
     (tmp_path / "l39").mkdir()

@@ -74,7 +74,7 @@ class Rig:
         await self.watch.read()
 
     def capacity(self, device: str) -> int:
-        """Returns a memory device's bytes, or 0 if the device does not exist."""
+        """Returns a memory device's capacity in bytes, or 0 if the device does not exist."""
         found = [one for pool in self.watch.inventory.pools for one in pool.devices if one.name == device]
         return sum(one.amount for one in found if isinstance(one, MemoryDevice))
 
@@ -245,7 +245,9 @@ async def test_there_is_no_inventory_until_the_machine_can_be_read() -> None:
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
 async def test_an_unexpected_exception_while_reading_is_reported(caplog: pytest.LogCaptureFixture, when: str) -> None:
-    """It must be possible to release claims, whatever the machine's state. The traceback is logged once."""
+    """It must be possible to release claims whatever the machine's state, so the exception does not end the process.
+    Its traceback is logged once.
+    """
 
     class OddTree(MemoryTree):
         """A tree that raises an unexpected exception."""
@@ -315,8 +317,8 @@ async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3
 
 
 async def test_a_file_that_could_not_be_read_for_a_while_is_read_again(tmp_path: Path) -> None:
-    """The fingerprint does not change when the file can be read again. As long as there is a doubt, the machine is
-    discovered every few minutes, and not at each read.
+    """The fingerprint does not change when the file becomes readable again. Therefore, as long as there is a doubt
+    about the machine, it is discovered again every few minutes, but not on each read.
     """
     file = write_tree(small_machine(), tmp_path / "host") / "sys/devices/system/cpu/cpu0/cache/index3/level"
     file.rename(file.with_name("kept"))

@@ -28,7 +28,9 @@ def hung(tmp_path: Path) -> Iterator[Callable[[float, float], HelperPools]]:
 
 
 def test_a_check_has_its_own_timeout(hung: Callable[[float, float], HelperPools]) -> None:
-    """A write may block in the kernel for much longer. A check writes nothing, and claims wait for it."""
+    """The timeout for checks is short, because a check writes nothing and claims wait for it. A write may block in the
+    kernel for much longer.
+    """
     with pytest.raises(HelperError, match="timed out"):
         hung(LONG, SHORT).check(0, MIB2)
 

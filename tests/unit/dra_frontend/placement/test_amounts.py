@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Even splitting of an amount."""
+"""Splitting an amount evenly."""
 
 from itertools import product
 

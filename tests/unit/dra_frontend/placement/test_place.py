@@ -40,7 +40,7 @@ def test_an_amount_that_whole_cores_add_up_to_is_taken_in_whole_cores(threads: l
 
 def test_a_core_in_two_places_is_never_whole() -> None:
     """No kernel reports a core that is split between two places. If a kernel reported one, its halves would be used as
-    single threads, never as a core.
+    individual threads, never as a core.
     """
     found = assemble([Core(threads=2), Core(threads=1)], adjacent=True)
     layout = Layout.of(replace(found, cpus=found.cpus | {1: replace(found.cpus[1], numa_node=1)}))
@@ -48,7 +48,9 @@ def test_a_core_in_two_places_is_never_whole() -> None:
 
 
 def place_with(free: set[int]) -> Place:
-    """Returns a place that has three cores with two threads each, (0, 3), (1, 4) and (2, 5), of which some are free."""
+    """Returns a place that has three cores with two threads each, (0, 3), (1, 4) and (2, 5). Only the CPUs in ``free``
+    are free.
+    """
     [place] = Layout.of(assemble(even_cores(1, 1, 1, 3, 2))).within(frozenset(free))
     return place
 

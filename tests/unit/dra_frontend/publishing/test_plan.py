@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision which slices to write and delete, and the comparison of two slices."""
+"""The decision about which slices to write and delete, and the comparison of two slices."""
 
 import copy
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def wanted(index: int, *devices: Document, count: int = 1) -> Document:
 
 
 def stored(document: Document, *, generation: int = 1, count: int = 1, name: str = "") -> Document:
-    """Returns the document in the form in which the server returns it."""
+    """Returns a slice's document as the server returns it."""
     document = copy.deepcopy(document)
     name = name or document["metadata"]["name"]
     document["metadata"] |= {"name": name, "uid": f"uid-{name}", "resourceVersion": "7"}

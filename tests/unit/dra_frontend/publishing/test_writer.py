@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing of slices through the real client: the feature gate, the order of writes, and a lagging watch."""
+"""Writing slices through the real client: the feature gate, the order of writes, and a lagging watch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ def a_slice(pool: str, device: str, index: int = 0, count: int = 1, *, shared: b
 
 @dataclass
 class Rig:
-    """A server with one node, and a writer."""
+    """An API server with one Node object, and a writer that is connected to it."""
 
     server: ApiServer
     client: KubeClient
@@ -91,8 +91,8 @@ async def test_only_foreign_writes_count_as_changes(rig: Rig) -> None:
 
 
 async def test_the_gate_is_checked_by_a_dry_run(rig: Rig) -> None:
-    """If the gate is off, no device may be published as unshared even for a moment. One dry run per process checks the
-    gate.
+    """If the gate is off, no device may be published as unshared, even for a moment, so a dry run checks the gate
+    before the first write. Once the gate has been found on, the check is not repeated.
     """
     rig.server.options.gates["DRAConsumableCapacity"] = False
     with pytest.raises(GateOffError, match="DRAConsumableCapacity"):

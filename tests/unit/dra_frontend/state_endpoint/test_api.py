@@ -332,7 +332,7 @@ async def test_invalid_requests_are_rejected(endpoint: Endpoint, body: Any) -> N
 
 
 async def test_a_reader_can_wait_for_record_changes(endpoint: Endpoint) -> None:
-    """A reader that asks for changes after the current generation gets its response when the next change happens, and
+    """A reader that asks for changes since the current generation gets its response when the next change happens, and
     the response contains that change.
     """
     now = await endpoint.get("/v1/records")

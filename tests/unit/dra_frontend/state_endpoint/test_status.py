@@ -150,8 +150,8 @@ def test_an_unhealthy_device_is_a_problem(state: NodeState) -> None:
 
 
 def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
-    """/readyz and the page contain the warnings and the problems that make the pod unready. The page shows all
-    problems, with their codes.
+    """/readyz lists the problems that make the pod unready, and the warnings. The page lists all problems and warnings,
+    with their codes.
     """
     state.problems, state.warned = ["dra.cpu: not registered with the kubelet"], ["CPU 7 is offline"]
     state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone")}

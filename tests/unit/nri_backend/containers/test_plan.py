@@ -137,7 +137,7 @@ def test_a_pods_limits_are_not_lowered_while_a_claim_record_is_lost() -> None:
 
 
 def test_limits_above_a_container_with_an_unknown_memory_claim_are_not_lowered() -> None:
-    """The protection that the claim needs in the cgroups above its pod is unknown too."""
+    """The protection that the claim needs in the cgroups above the pod's is unknown too."""
     lost, known = memory_record("m1", ("m", 0, TWO, TWO)), memory_record("m2", ("m", 0, TWO, TWO), pods=("p2",))
     state = node(known)
     put(state, "known", *env_of(known), of="p2")

@@ -37,7 +37,9 @@ class CountingTree(KernelTree):
 
 
 async def test_unchanged_files_are_compared_but_not_parsed_again(memory_dir: Path) -> None:
-    """The same applies to the files with the pods' limits; a node has hundreds of pods. A changed file is repaired."""
+    """The same applies to the files with the pods' limits, because a node may have hundreds of pods. A changed file is
+    still repaired.
+    """
     node = Node(memory_dir, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)

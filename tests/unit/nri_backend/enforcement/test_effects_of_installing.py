@@ -99,8 +99,8 @@ async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_p
 
 
 async def test_in_pool_mode_a_claim_moves_all_other_containers(tmp_path: Path) -> None:
-    """The containers are moved at Prepare. After the claim has been released, their lists contain all CPUs instead of
-    being empty.
+    """The containers are moved when the claim is prepared. After it has been released, their cpusets contain all CPUs,
+    instead of being empty as they were before.
     """
     async with installed(tmp_path, partitions=False) as found:
         found.node.claim(CLAIM)

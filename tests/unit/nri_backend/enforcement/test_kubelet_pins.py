@@ -85,7 +85,9 @@ async def test_this_plugins_own_answers_are_not_evidence_of_a_static_manager(tmp
 
 
 async def test_static_managers_are_known_after_a_synchronization(tmp_path: Path) -> None:
-    """Containers that the kubelet has pinned are still running. Containers that are no longer listed do not count."""
+    """The evidence is the listed containers that the kubelet has pinned. Containers that are no longer listed do not
+    count.
+    """
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", cpus="0-7")
         await node.synchronize(("plain", "p1"), plain="0-7")

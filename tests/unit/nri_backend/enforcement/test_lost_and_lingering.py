@@ -416,7 +416,9 @@ async def test_a_claim_is_enforced_again_after_its_containers_cgroup_reappears(m
 
 
 async def test_an_unreadable_sub_cgroup_does_not_hide_the_containers_cpus(memory_dir: Path) -> None:
-    """The container has changed the files' modes. The sub-cgroup's CPUs are a subset of its parent's CPUs."""
+    """The container has changed the files' modes, so the backend cannot read them. It uses the parent's CPUs instead,
+    which include the sub-cgroup's.
+    """
     async with enforcing(Node(memory_dir)) as node:
         path = await node.run("dind", of="p9")
         node.kernel.make(f"{path}/container")

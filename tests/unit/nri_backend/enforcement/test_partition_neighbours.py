@@ -123,8 +123,8 @@ async def test_an_attempt_that_was_never_started_does_not_block_the_next_ones_pa
 
 
 async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_partition(tmp_path: Path) -> None:
-    """The backend was restarted too. It has made the first attempt's container a partition, since that container may
-    start without an event.
+    """In this test, the backend was restarted as well as the kubelet. The backend has made the first attempt's
+    container a partition, since that container may start without an event.
     """
     record = cpu_record("c1", "r=2-3", isolation="isolated")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:

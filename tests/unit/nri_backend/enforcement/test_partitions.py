@@ -198,8 +198,8 @@ async def test_a_lingering_partition_keeps_its_cpus_if_all_its_records_are_lost(
 
 
 async def test_a_running_claim_container_becomes_a_partition_after_an_upgrade(tmp_path: Path) -> None:
-    """The container's CPUs are not in the pool before the container is a partition. Afterwards, the other containers
-    get their permanent cpuset.
+    """The container's CPUs stay out of the pool until the container is a partition. Then the other containers get their
+    permanent cpuset.
     """
     async with enforcing(Node(tmp_path, exclusivity="pool", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")

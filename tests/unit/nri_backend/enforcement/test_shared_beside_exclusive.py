@@ -88,7 +88,9 @@ async def test_a_partition_in_another_pod_does_not_wait_for_a_mixed_container(tm
 
 
 async def test_a_partition_is_rejected_on_a_mixed_containers_exclusive_cpus(tmp_path: Path) -> None:
-    """Two records contain the same CPU. The kernel would take this CPU away from the running container."""
+    """Two records contain the same CPU. If the partition were created, the kernel would take this CPU away from the
+    running container.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))

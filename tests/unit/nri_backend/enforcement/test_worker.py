@@ -21,7 +21,9 @@ from tests.rigs.kernel_tree import KernelTree
 
 
 class HangingSteps:
-    """Creates steps that hang until ``gate`` is set, and steps that do not hang. ``done`` lists the completed steps."""
+    """A source of steps that hang until ``gate`` is set, and of steps that do not hang. ``done`` lists the completed
+    steps.
+    """
 
     def __init__(self) -> None:
         self.gate = threading.Event()

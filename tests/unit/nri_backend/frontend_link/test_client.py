@@ -125,8 +125,8 @@ async def test_a_status_change_alone_is_reported_immediately(path: Path) -> None
 
 
 async def test_a_frontend_that_has_lost_its_state_gets_all_containers(path: Path) -> None:
-    """A new frontend answers with generation 0. The first one does so on the existing connection, and the second one
-    closes the connection first.
+    """The frontend is replaced twice, and each new frontend answers with generation 0. The first of them does so on the
+    existing connection. Before the second one does so, the connection is closed.
     """
     async with connected(path) as (server, backend):
         server.forget("frontend-2")

@@ -113,7 +113,7 @@ def test_an_interrupt_that_cannot_be_read_keeps_its_stored_affinity(tree: IrqTre
 
 
 def test_without_claims_and_originals_no_affinity_is_read(tree: IrqTree) -> None:
-    """Therefore a node without claims reports no problem if its interrupts cannot be read."""
+    """A node without claims therefore reports no problem if its interrupts cannot be read."""
     (tree.root / "proc/irq/default_smp_affinity").unlink()
     assert evict(interrupts(tree), NO_CLAIMS, frozenset()) == EvictionResult()
 
@@ -193,7 +193,7 @@ async def test_interrupts_are_moved_once_descriptors_are_free_again(tmp_path: Pa
         short = True
 
         def set_affinity(self, name: str, cpus: frozenset[int]) -> bool:
-            """Writes an affinity without a free descriptor."""
+            """Writes the affinity, which fails for lack of a descriptor until ``short`` is cleared."""
             with descriptors_left() if self.short else contextlib.nullcontext():
                 return super().set_affinity(name, cpus)
 

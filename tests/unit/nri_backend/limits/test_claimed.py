@@ -219,8 +219,8 @@ def test_a_limit_is_only_raised_while_claims_are_unknown(own: Limit, before: Lim
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
 def test_a_limit_changed_by_the_kubelet_becomes_the_original_limit(own: int, jobs: list[tuple[int, int]]) -> None:
-    """The kubelet changes the limit on an in-place resize: a value that the backend has not written comes from the
-    kubelet, and the claims are added to it.
+    """The kubelet changes the limit during an in-place resize. A value that the backend has not written comes from the
+    kubelet, so the claims are added to it.
     """
     group = Group(own)
     for change, plus in jobs:
@@ -261,8 +261,8 @@ def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
 
 
 def test_a_plan_contains_a_missing_file_only_if_a_raise_is_needed() -> None:
-    """If a raise is needed, the plan includes its missing file, so that the next read reports the file as missing. If
-    the increase is not needed, a missing file is skipped.
+    """If a limit must be raised, the plan includes the limit's file even if it is missing, so that the next read
+    reports the file as missing. Otherwise, a missing file is skipped.
     """
     made, _, _ = raised_limits(
         {}, {MIN: (1, 2)}, {CPU_MAX: LimitIncrease(lifted=True), LOW: LimitIncrease(amount=3, needed=True)}

@@ -44,7 +44,7 @@ class Run:
         return one, two
 
     def later(self, seconds: float, *beating: ActiveLock) -> None:
-        """Advances the clock. Afterwards, the given instances write their heartbeats."""
+        """Advances the clock, and then has the given instances write their heartbeats."""
         self.now += seconds
         for lock in beating:
             lock.beat()
@@ -179,8 +179,8 @@ def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_
 
 
 def test_a_new_holder_has_time_to_connect_to_the_runtime(run: Run) -> None:
-    """The holder has STALE_SECONDS to connect, counted from when the standby first sees it, however long the standby
-    has been waiting.
+    """The holder has STALE_SECONDS to connect. This time starts when the standby first sees the holder, however long
+    the standby has been waiting.
     """
     two = run.instance("two")
     run.later(STALE_SECONDS + 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacement of the cluster's names in a bug report by numbers."""
+"""Replacing the cluster's names with numbers in a bug report."""
 
 import json
 import re
@@ -75,7 +75,9 @@ def test_a_name_cannot_damage_a_claim_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["memory", "hugepages", "2", "a", "67108864"])
 def test_a_name_cannot_damage_the_file_of_a_memory_claim(name: str) -> None:
-    """As above. The names of the environment variables contain the kind of memory and the page size."""
+    """As in the file of a CPU claim, only the pod's name is replaced. The names of the environment variables, which
+    contain the kind of memory and the page size, stay unchanged.
+    """
     whole = memory_record(
         "21111111-2222-3333-4444-555555555555",
         ("a", 0, 64 * MI, 2 * MI),

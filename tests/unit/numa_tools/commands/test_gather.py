@@ -183,7 +183,7 @@ async def test_masked_pools_and_slices_do_not_contain_the_nodes_name(
     name: str, serving: bool, node: FaultyNode, tmp_path: Path
 ) -> None:
     """Messages contain the names of pools and slices, even while the service is down, and a slice's name may be too
-    long to contain the node's whole name.
+    long to contain the node's full name.
     """
     node.serving = serving
     node.settings_of["reservedMemory"] = [{"numaNode": number, "limits": {"memory": "900Gi"}} for number in (0, 1)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizing of hugepage pools as planned, on kernels that may provide fewer pages than requested."""
+"""Resizing hugepage pools as planned, on kernels that may provide fewer pages than requested."""
 
 from dataclasses import dataclass, field
 

@@ -18,7 +18,7 @@ POOLS = (HugepagePool(M2, 0, 0), HugepagePool(G1, 0, 0))
 
 
 def node(number: int, cpus: frozenset[int] = frozenset(), memory: int = 64 * GIB) -> NumaNode:
-    """Returns a node without pages."""
+    """Returns a node without hugepages."""
     return NumaNode(number, cpus, memory, POOLS)
 
 

@@ -393,8 +393,9 @@ def test_problems_that_would_occur_later_are_noted(
 def test_pods_that_name_the_same_claim_are_noted(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A claim is allocated once, and its second pod is refused. Each pod is simulated with a claim of its own, so the
-    output must say that this is not what happens. Pods of different namespaces name different claims.
+    """In a cluster, the claim is allocated once, and the second pod that names it is refused. The simulation gives each
+    pod a claim of its own, so the output must point out the difference. Pods in different namespaces name different
+    claims.
     """
     said = {"resources": {"requests": {"cpu": "2"}}}
     asked, one = claim("c", request("a", amount=2)), pod(container("a"), **said)

@@ -190,8 +190,8 @@ def test_no_page_and_no_message_contains_an_invalid_policy() -> None:
 
 
 async def test_the_kubelet_is_queried_through_the_api_server_if_its_file_is_not_mounted(node: FaultyNode) -> None:
-    """The response from the kubelet's configz endpoint takes flags into account. Without permission to read it, the
-    checks are unknown and name an alternative.
+    """The response from the kubelet's configz endpoint takes flags into account. If the doctor is not permitted to read
+    the endpoint, the checks are unknown and name an alternative.
     """
     node.kubelet_of = {}
     node.server.options.kubelets["node-a"] = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}

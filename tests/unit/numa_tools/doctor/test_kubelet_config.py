@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing and merging of the kubelet's documents, flags and unit files, without a node."""
+"""Parsing and merging the kubelet's documents, flags and unit files, without a node."""
 
 import copy
 from typing import Any

@@ -404,7 +404,9 @@ def test_special_files_and_symlinks_out_of_the_root_are_not_read(kind: str, tmp_
 
 
 def test_a_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path: Path) -> None:
-    """The kubelet reads its files once. Removing a drop-in changes its directory's timestamp."""
+    """The kubelet reads its files only once. Removing a drop-in is detected too, because it changes the directory's
+    timestamp.
+    """
     files = process(1, "kubelet", "--config=/a", "--config-dir=/d") | {"/a": HEAD, "/d/1.conf": HEAD}
     base = written(tmp_path, files)
     assert read_files(str(base), ROOT).incomplete == ""
@@ -415,7 +417,7 @@ def test_a_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path:
 
 
 def test_an_argument_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path: Path) -> None:
-    """MicroK8s reads its arguments from a file."""
+    """MicroK8s reads the kubelet's arguments from a file."""
     files, _ = COMPLETE["MicroK8s with a running process"]
     base, path = written(tmp_path, files), "/var/snap/microk8s/9072/args/kubelet"
     os.utime(f"{base}{path}", (4102444900, 4102444900))

@@ -316,7 +316,7 @@ def waiting(*requests: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_pending_claim_is_explained() -> None:
-    """Either the claim fits, or the shortage on each device is listed."""
+    """The explanation says that the claim fits, or lists the shortage on each device."""
     snapshot = snapshot_of(prepared(asked(14)))
     found, problems = pending(snapshot, waiting(wish("r", "2")))
     assert (found["wouldGet"][0]["device"], problems) == ("cpudevnuma001", [])

@@ -62,7 +62,7 @@ def test_all_claims_together_protect_at_most_a_fraction_of_a_numa_node() -> None
     first = decided(protecting("low", str(node // 4)), "dra.memory")
     text = refused(protecting("low", str(node // 2), "v"), "dra.memory", holding(first))
     have = f"{node // 4} of at most {node // 2} bytes"
-    assert f"{node // 2} bytes of NUMA node 0 requested, but other claims already protect {have}" in text
+    assert f"{node // 2} bytes on NUMA node 0 requested, but other claims already protect {have}" in text
     assert "(memoryProtection.maxFraction: 0.5); claim less memory, or omit protect" in text
     leaving = Ledger({}, holding(first).files)
     assert refused(protecting("low", str(node // 2), "v"), "dra.memory", leaving) == text

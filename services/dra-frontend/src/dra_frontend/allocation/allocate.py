@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates a claim for one driver in two phases. Pure, so that simulations and NodePrepareResources can share
-this code.
+"""Allocates a claim for one driver in two phases. This module does no I/O, so that simulations and
+NodePrepareResources can share its code.
 
 ``parse_driver_claim`` resolves the claim's parameters without regard to other claims. It runs before the claims lock is
 acquired, because its running time depends on the parameters that the claim's author wrote. ``allocate_claim`` runs
@@ -105,7 +105,8 @@ def allocate_claim(
             f"{users[0].pod_namespace}/{users[0].pod_name}; the kubelet retries"
         )
     if old is None and (users or file):
-        # The record was lost. Running containers keep their CPUs; a request without a container may get different CPUs.
+        # The record was lost. Running containers keep their CPUs; a request without a running container may get
+        # different CPUs.
         try:
             return _rebuild(parsed, inventory, ledger)
         except RefusedError:
@@ -158,7 +159,8 @@ def _check_cpus_listed(blank: AllocationRecord) -> None:
 def _is_taken(released: AllocationRecord, inventory: Inventory, ledger: Ledger) -> bool:
     """Returns True if a released claim's resources now belong to other claims.
 
-    Another instance may not know of the release, because the journal cannot be written.
+    This can happen if the journal could not be written: another instance that does not know of the release may then
+    have allocated the resources to other claims.
     """
     uid = released.claim.uid
     if released.driver == CPU_DRIVER:

@@ -32,7 +32,8 @@ _MAX_CONFIGS: Final = 64
 MAX_PARAMETERS: Final = 32
 _MAX_TERMS: Final = 64
 _AMOUNT_LIMIT: Final = 1 << 63
-# Keys in ``consumedCapacity`` by driver: as published, and with the driver's domain added or removed.
+# Keys under which ``consumedCapacity`` may contain the amount, by driver: the published name, and the same name with
+# the driver's domain added or removed.
 _CAPACITIES: Final = {CPU_DRIVER: (CPU_CAPACITY, "cpu"), MEMORY_DRIVER: (MEMORY_CAPACITY, f"{MEMORY_DRIVER}/size")}
 _UNITS: Final = {CPU_DRIVER: "CPUs", MEMORY_DRIVER: "bytes"}
 _KINDS: Final[Mapping[type, str]] = {str: "a string", bool: "a boolean", list: "a list", dict: "an object"}
@@ -123,8 +124,8 @@ class ClaimView:
     reserved_for: tuple[PodReference, ...]
     allocated: bool
     nodes: tuple[frozenset[str], ...]
-    """The node names that each term of the allocation's node selector requires. The set is empty if the term does not
-    require a node name.
+    """For each term of the allocation's node selector, the node names that it requires. The set is empty if the term
+    does not require a node name.
     """
     results: Mapping[str, tuple[AllocationResult, ...]]
     """Allocation results by driver name, in the order in which the scheduler wrote them."""

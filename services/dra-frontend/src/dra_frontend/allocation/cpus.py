@@ -160,8 +160,10 @@ def allocate_cpus(
 
 
 def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
-    """Yields the orders in which to serve a device's results: all orders for up to four results; for more,
-    orders that each put one of the strictest results first.
+    """Yields the orders in which to serve a device's results.
+
+    For up to four results, these are all possible orders. For more results, each order begins with a different one of
+    the strictest results, followed by the others.
     """
     strict = sorted(requests, key=_Request.strictness)
     if len(strict) <= _MAX_PERMUTED:

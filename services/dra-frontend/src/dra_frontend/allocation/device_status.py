@@ -202,7 +202,8 @@ class _ReportIndex:
                     return Condition("False", "NUMANodesDiffer", text)
         if running:
             return _exclusive_condition(running, self.node_reason) if isinstance(part, CpuAllocation) else _BOUND
-        # Any pod can name the claim in its environment. The rejection of another pod's container is not shown.
+        # Any pod can name the claim in its environment, so a container's rejection is shown only if the claim is
+        # reserved for the container's pod.
         pods = {pod.uid for pod in record.reserved_for}
         if refused := [report for report in named if report.refused and report.pod_uid in pods]:
             return Condition("False", "ContainerRefused", cut_answer(refused[-1].refused))

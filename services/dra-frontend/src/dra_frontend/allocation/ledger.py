@@ -78,8 +78,8 @@ class Ledger:
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
-            # The backend usually omits the CPUs of a claim whose record it has, because they are the CPUs in the
-            # container's cgroup.
+            # If the backend has a claim's record, it usually does not report the claim's CPUs separately, because they
+            # are the same as the CPUs that it reports for the container's cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MAX_USES] if report.alive and not report.refused else ():
                     key, cpus = (use.driver, use.uid), use.cpus or shown
@@ -158,8 +158,8 @@ class Ledger:
 
         For a lost claim, the size that the API server reported is included. If the API server reports that the claim no
         longer exists, but one of its containers is still running, the container's hugepage limits are included for each
-        of its NUMA nodes. Rebuilding a record sets ``lost=False`` to ignore the API server's responses, because lost
-        claims must not wait for each other.
+        of its NUMA nodes. When a record is rebuilt, ``lost=False`` is passed to ignore the API server's responses,
+        because lost claims must not wait for each other.
         """
         claimed: dict[str, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):

@@ -130,7 +130,7 @@ def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Led
         limit = int(node.memory_bytes * max_fraction) if node else 0
         if size + protected.get(number, 0) > limit:
             raise RefusedError(
-                f"memoryConfig.protect: {size} bytes of NUMA node {number} requested, but other claims already protect "
+                f"memoryConfig.protect: {size} bytes on NUMA node {number} requested, but other claims already protect "
                 f"{protected.get(number, 0)} of at most {limit} bytes (memoryProtection.maxFraction: {max_fraction}); "
                 "claim less memory, or omit protect"
             )

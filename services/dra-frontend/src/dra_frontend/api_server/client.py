@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's only API server client: a few narrow calls built on kubernetes-asyncio's REST client.
+"""The driver's only API server client. It provides a few specific calls, built on kubernetes-asyncio's REST client.
 
 Documents are dicts. Every call is limited in time and size, checks the shape of the response, and raises only
 KubeError. Lists, Events and other calls have separate rate limits, so lists and Events never delay reading a claim.

@@ -31,7 +31,7 @@ class SliceSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OtherDeviceReader:
-    """Reads the attributes of other drivers' devices that the CPUs of a claim on this node must match."""
+    """Reads the attributes of other drivers' devices, for claims on this node whose CPUs must match those devices."""
 
     source: SliceSource
     node: str

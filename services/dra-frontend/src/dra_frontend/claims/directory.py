@@ -333,13 +333,14 @@ class Transaction:
         allocated them. The other claim's CPUs are known from its file, from its release, from its container's report,
         or from its own vanished file. Nothing is dropped while the reports are incomplete.
 
-        What happens depends on the CPUs that are seen for the record's claim (:meth:`Ledger.observed_cpus`): those on
-        which its containers run, and those in its damaged file.
+        The outcome depends on the observed CPUs of the record's claim (:meth:`Ledger.observed_cpus`), i.e. the CPUs on
+        which its containers run and those in its damaged file:
 
+          observed CPUs                            vanished record
           none, and no container uses the claim    dropped
           none, but a container uses the claim     kept; recovery sets the other claim's record aside
-          all that the other claim also has        kept, as before
-          other CPUs                               dropped; the claim was lost before, and was rebuilt with these CPUs
+          all CPUs that the two claims share       kept
+          any other CPUs                           dropped; the claim was lost before, and was rebuilt with these CPUs
         """
         self._ledger = None
         if not self.reports_complete:

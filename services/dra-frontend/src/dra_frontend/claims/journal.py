@@ -163,7 +163,7 @@ class Journal:
 
         If the write fails, sets ``problem``, and the next call retries. Does not raise. If another instance has written
         while the file could not be read here, nothing is written: the slot may contain releases that only that instance
-        knows. The next read() then returns that instance's entries, as after a crash before this write.
+        knows. The next read() then returns that instance's entries, as if this instance had crashed before the write.
         """
         if entries == self._entries and not self.problem:
             return

@@ -37,8 +37,8 @@ changed in place.
 # Delay before retrying a report that could not be handled, unless a new report arrives earlier.
 _RETRY_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 300.0
-"""Minimum time between the starts of two sweeps. The actual time is up to twice as long, to spread the nodes'
-requests.
+"""Minimum time between the starts of two sweeps. The actual time is up to twice as long, to spread the nodes' requests
+over time.
 """
 
 
@@ -60,7 +60,7 @@ class Reconciler:
     _clock: Callable[[], float] = time.monotonic
     _followed: dict[str, ContainerReport] = field(default_factory=dict)
     _done: object = None
-    """The last completely handled reports, which are skipped until a different object replaces them."""
+    """The last reports that were handled completely. They are skipped until the backend view has a different object."""
     _sweep: list[str] = field(default_factory=list)
     _next_sweep: float = -inf
     _detached: bool = False
@@ -102,9 +102,9 @@ class Reconciler:
 
     async def _follow(self, report: ContainerReport) -> bool:
         """Updates the records of a container's claims. Returns False if an owner cannot be determined until the reports
-        are complete.
+        on all containers are complete.
 
-        The report itself may never change again, so the caller must retry.
+        In that case the caller must retry, because the report on this container may never change again.
         """
         ledger, decided = self._store.ledger, True
         # No owner is stored between a container's creation and its start, since the backend would then have to scan the

@@ -2,7 +2,8 @@
 """Rebuilds lost or damaged claim records from running containers and the API server.
 
 A claim is lost if the journal or a running container shows that it was prepared, but the claim has no readable record.
-Nothing that a lost claim may hold is allocated: CPUs that a container is pinned to stay held, with or without a record.
+Nothing that a lost claim may hold is allocated: the CPUs to which a container is pinned stay held, with or without a
+record.
 
   source of the claim's identity   lookup in the API server
   namespace and name (journal)     read by name, several at once, retried at intervals of 5 s to 10 min
@@ -139,7 +140,7 @@ class Recovery:
         """Waits until every lost claim in the journal has been read by name once, but for at most a few seconds.
 
         Does not wait for claims whose loss the backend has not confirmed yet, since they are read only after the
-        confirmation. Nor does it wait for the lists in which claims are found whose name is unknown.
+        confirmation. Nor does it wait for the lists that are searched for claims whose names are unknown.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self.patience):
@@ -256,7 +257,7 @@ class Recovery:
         return frozenset(key for key, namespace in lost if not namespace and not self._store.name(key)[1])
 
     async def _list(self) -> None:
-        """Lists the cluster's claims within a few minutes after this becomes necessary. Runs forever."""
+        """Lists the cluster's claims within a few minutes of this becoming necessary. Runs forever."""
         waits, minimum_wait = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS)), 0.0
         while True:
             await asyncio.sleep(max(waits.next(), minimum_wait))

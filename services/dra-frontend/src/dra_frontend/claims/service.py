@@ -45,7 +45,7 @@ _OBSERVED: Final = (
     "set enforcement: enforce in driverConfig"
 )
 ClaimResults = Mapping[str, ClaimResult]
-"""Answers by claim UID."""
+"""Results by claim UID."""
 
 
 class ClaimReader(Protocol):

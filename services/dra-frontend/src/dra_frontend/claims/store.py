@@ -76,7 +76,7 @@ class ChangeFeed:
         self._changed.set()
 
     async def after(self, generation: int | None, seconds: float) -> RecordsAnswer:
-        """Returns the changes after a generation as soon as there are any, or an empty list after ``seconds``.
+        """Returns the changes since a generation as soon as there are any, or an empty list after ``seconds``.
 
         Returns immediately if the generation is None or comes from another instance.
         """
@@ -100,7 +100,7 @@ class _Inputs:
     reads_changes: bool
     """True if the backend reads the changes that this instance publishes."""
     restores: bool
-    """True if lost files are rewritten: the backend is active, and its reports are complete."""
+    """True if lost files are rewritten, i.e. if the backend is active and its reports are complete."""
     thorough: bool
     """True if every file is read, and missing metadata files are rewritten as well."""
     allocates: bool
@@ -240,7 +240,7 @@ class ClaimStore:
         but the lock is held until the thread has finished, since the thread may be writing. The transaction has three
         parts, all under the lock:
 
-          _begin    event loop   takes the reports, and what the backend has read, for the thread
+          _begin    event loop   collects the reports, and which changes the backend has read, for the thread
           _run      thread       steps 2 to 4 of the module's docstring, up to the new ledger; calls ``change``
           _finish   event loop   releases the lock and publishes the changes, even if the caller has been cancelled
         """
@@ -252,7 +252,7 @@ class ClaimStore:
             self._lock.release()
             raise
         answer = asyncio.shield(job)
-        # Added after shield()'s own callback, so that the caller continues before the readers of record changes do.
+        # Added after shield()'s own callback, so that the caller resumes before the tasks that wait for record changes.
         job.add_done_callback(partial(self._finish, transaction, inputs))
         return await answer
 
@@ -365,7 +365,7 @@ class ClaimStore:
         return newly_released
 
     def _find_lost(self, transaction: Transaction, *, reads_changes: bool) -> None:
-        """Adds a change for each newly lost CPU claim, and updates the ``unconfirmed_losses`` claims.
+        """Adds a change for each newly lost CPU claim, and updates ``unconfirmed_losses``.
 
         A container of a lost claim may have started just before the loss and be missing from the latest reports.
         """
@@ -396,7 +396,7 @@ class ClaimStore:
     def _write_journal(
         self, transaction: Transaction, freed: Mapping[ClaimKey, ClaimFile]
     ) -> Mapping[ClaimKey, ClaimFile]:
-        """Writes the journal. Returns the claims in ``freed`` if they still have to be written, else nothing.
+        """Writes the journal. Returns ``freed`` if these claims still have to be written, or else an empty dict.
 
         If the write fails, the ``freed`` claims are held again, because their release has not ended in the file that
         the next instance will read.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups CPUs into devices: one function for each value of ``groupBy``, and one for single CPUs."""
+"""Groups CPUs into devices, with one function for each value of ``groupBy``, and one for individual CPUs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,7 @@ ATTRIBUTES_OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
     "dra.cpu/coreID": attrgetter("core_id"),
     "dra.cpu/cpuID": attrgetter("id"),
 }
-"""Functions that return an attribute's value for a single CPU. All other attributes apply to the whole device."""
+"""Functions that return an attribute's value for an individual CPU. All other attributes apply to the whole device."""
 
 
 def _cpus_by(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]]:

@@ -54,7 +54,7 @@ ALTERNATIVES: Final = {
     DoubtTopic.L3: "CPUs whose files disagree are treated as having no L3 cache",
     DoubtTopic.MEMORY: "kind, bandwidth, latency or nearest CPUs of some memory are unknown",
 }
-"""How the machine is treated while a topic is in doubt."""
+"""For each topic, how the machine is treated while facts about the topic are in doubt."""
 
 
 class MismatchKind(StrEnum):

@@ -106,7 +106,7 @@ class MemoryDevice:
     overclaimed: bool = False
     failing: str = ""
     shortage: str = ""
-    """Kind of page shortage that the device has, or "". A taint keeps new claims away."""
+    """Kind of page shortage that affects the device, or "". A taint keeps new claims away."""
 
     @property
     def amount(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines observations of conditions, and the events.k8s.io/v1 documents built from them. No I/O.
+"""Defines observations of conditions, and the events.k8s.io/v1 documents built from them. This module does no I/O.
 
 An Event's name is derived from its condition, so a restarted frontend or a second instance finds the existing Event
 instead of creating another one. In an existing Event, the API server only allows changes to ``series`` and

@@ -63,7 +63,7 @@ def _kind(facts: MemoryFacts, ordinary: Collection[MemoryFacts]) -> MemoryKind:
         if facts.bandwidth > 2 * max(known):
             return MemoryKind.HBM
         return MemoryKind.DRAM if any(_is_similar(facts, one) for one in ordinary) else MemoryKind.UNKNOWN
-    # The kernel ranks memory above DRAM only if it knows the memory's performance, for example from a source other than
+    # The kernel ranks memory above DRAM only if it knows the memory's performance, possibly from a source other than
     # HMAT.
     tiers = [one.tier for one in ordinary if one.tier is not None]
     faster = facts.tier is not None and tiers and facts.tier < min(tiers)

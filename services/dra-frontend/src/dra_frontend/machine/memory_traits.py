@@ -139,8 +139,8 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
 
 
 def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
-    """Yields the names of all entries in the directories of those devices on a bus whose names match a pattern. The
-    entries of such a directory include the DAX device that belongs to the device, if there is one.
+    """For each device on a bus whose name matches a pattern, yields the names of all entries in the device's directory.
+    They include the DAX device that belongs to it, if there is one.
     """
     names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
     for name in names[:_MAX_DEVICES]:

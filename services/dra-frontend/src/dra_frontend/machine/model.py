@@ -73,7 +73,7 @@ class Cpu:
     core: int
     """Identity of the core: its lowest online CPU. Unlike the raw ``core_id``, it is unique on the machine."""
     core_id: int
-    """``topology/core_id`` as reported by the kernel, which repeats on every socket. -1 if the file is missing."""
+    """``topology/core_id`` as reported by the kernel. It is not unique across sockets. -1 if the file is missing."""
     package: int
     """``topology/physical_package_id`` if the IDs distinguish the packages, else the package's position when packages
     are ordered by their lowest CPU.

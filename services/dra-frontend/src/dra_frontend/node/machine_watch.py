@@ -224,7 +224,7 @@ class MachineWatch:
         found += [(StatusCode.ERRORS_UNREADABLE, text) for text in self.errors.problems]
         if not pods_known:
             text = (
-                "hugepages held by host processes are unknown and count as free: "
+                "the number of hugepages held by host processes is unknown, so they are counted as free: "
                 f"{self._config.cgroup_root} has no kubepods cgroup with hugetlb.<size>.numa_stat; "
                 "mount the node's cgroup2 tree there (read-only; Linux 5.17 or newer with the hugetlb controller; in "
                 "the chart, set hostHugepages.detect: true)"

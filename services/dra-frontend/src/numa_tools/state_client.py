@@ -87,7 +87,9 @@ class StateClient:
         return self._validated(path, model, self.document(path))
 
     def read_list(self, path: str, model: type[_Model]) -> tuple[_Model, ...]:
-        """Returns the list of documents in the response to ``GET path``. Raises NoServiceError, as ``read`` does."""
+        """Returns the list of documents in the response to ``GET path``. Raises NoServiceError if the list cannot be
+        read or a document does not match ``model``.
+        """
         found = self.document(path)
         if not isinstance(found, list):
             raise NoServiceError(f"{self.socket}: the response to {path} is not a list")

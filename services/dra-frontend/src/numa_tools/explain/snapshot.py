@@ -53,7 +53,7 @@ class NodeSnapshot:
     """The ``/v1/backend`` document, or None if it is unknown or unreadable."""
     published: tuple[PublishedDevice, ...] = ()
     no_response: str = ""
-    """Reason why the service did not respond, or "" if it did. Without a response, the containers are not known."""
+    """Reason why the service did not respond, or "" if it did. If it did not, the containers are unknown."""
     refusal_reasons: tuple[str, ...] = ()
     """Reasons why this node currently accepts no claims, whatever they request."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -20,8 +20,8 @@ from numa_tools.render import cpu_use
 
 Explanation = tuple[dict[str, Any], list[Problem]]
 KINDS: Final = ("claim", "pod", "cpu", "device")
-# Without ``cpu/``, a number is read as a CPU only if it has at most five digits, since a claim's name may also consist
-# of digits.
+# Without ``cpu/``, a number is interpreted as a CPU only if it has at most five digits, since a claim's name may also
+# consist of digits.
 _CPU = re.compile(r"(?:cpu)?(\d{1,5})|cpu/(\d{1,9})", re.ASCII)
 
 
@@ -182,8 +182,8 @@ def _remark(snapshot: NodeSnapshot, uid: str) -> str:
 
 
 def _use(snapshot: NodeSnapshot, number: int, uid: str | None, *, online: bool) -> str:
-    """Describes a CPU's use: the term that the web page also shows, followed by the claim to which the CPU is allocated
-    or, if there is none, by an explanation of the term.
+    """Describes a CPU's use: the same term as on the web page, followed by the claim to which the CPU is allocated or,
+    if there is none, by an explanation of the term.
     """
     if uid is not None:
         word = _use_of_claimed(snapshot, number, uid) if online else "offline"
@@ -209,7 +209,7 @@ def explain_device(snapshot: NodeSnapshot, name: str) -> Explanation:
     driver, device = snapshot.devices[name]
     shown = next((one for one in snapshot.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)
-    # A released claim and the claim that replaces it have the same name.
+    # A claim that is being released may have the same name as the claim that replaces it. Their amounts are then added.
     claimed = Counter[str]()
     for (owner, uid), file in sorted({**snapshot.releasing, **snapshot.files}.items()):
         if owner == driver and (amount := _amount(file, device)):

@@ -15,7 +15,7 @@ A selector that this package cannot evaluate can make the outcome unknown. Up to
 does:
 
 * The exact search takes the same steps as the scheduler. If it ends before it reaches a device for which a selector is
-  unknown, the scheduler ends there as well, so the outcome is certain.
+  unknown, the scheduler's search ends at the same point, so the outcome is certain.
 * Otherwise the generous search assumes that every unknown selector has the value that suits the request best, and skips
   devices for which evaluating a selector fails. If even this search finds no devices, none fit, whatever the selectors
   evaluate to.
@@ -204,7 +204,7 @@ class Search:
         """Returns True if the remaining devices of a request can be chosen and all later requests can then be met. If
         so, also marks their devices as in use.
 
-        Each device comes after the previous one in the list, so a request never gets the same shared device twice.
+        Devices are chosen in list order, so a request never gets the same shared device twice.
         """
         for index in range(start, len(found) - left + 1):
             self._check_selectors(found[index])
@@ -269,8 +269,8 @@ class Search:
             raise _TooManyStepsError([f"{text}: request fewer devices in total{simpler}"])
 
     def _limits_text(self) -> str:
-        """Returns the end of the error message, which names the constraints, and the limit on a claim's devices if the
-        search reached it.
+        """Returns the end of the error message. It names the constraints, and also the limit on a claim's devices if
+        the search reached this limit.
         """
         shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
         with_that = f" under the {' and '.join(shared)} constraints" if shared else ""

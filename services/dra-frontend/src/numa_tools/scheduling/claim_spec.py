@@ -75,7 +75,7 @@ class ClaimSpec:
 
     @property
     def constraint_documents(self) -> list[dict[str, Any]]:
-        """The constraints in the API's form."""
+        """The constraints as they appear in a ResourceClaim's spec."""
         return [
             {"requests": sorted(one.requests), "distinctAttribute" if one.distinct else "matchAttribute": one.attribute}
             for one in self.constraints

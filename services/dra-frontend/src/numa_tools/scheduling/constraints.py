@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a claim's constraints while its devices are chosen one by one and removed in reverse order.
 
-A constraint that fails for some devices also fails for any larger set. Therefore each device is checked only once, when
-it is chosen: against the values that all earlier devices share (matchAttribute), or the values that any of them has
-(distinctAttribute).
+A constraint that fails for a set of devices also fails for every larger set that includes it. Therefore each device is
+checked only once, when it is chosen: against the values that all earlier devices share (matchAttribute), or against the
+values that any of them has (distinctAttribute).
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _VALUES_PER_COMPARISON: Final = 8
 
 @dataclass(slots=True)
 class Effort:
-    """Cost of a search so far, in comparisons of single values."""
+    """Cost of a search so far, measured in comparisons of individual values."""
 
     spent: int = 0
 

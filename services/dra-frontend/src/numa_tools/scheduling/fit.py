@@ -34,12 +34,14 @@ class AllocatedDevices:
     """The devices that are allocated to claims."""
 
     whole: set[Key] = field(default_factory=set)
-    """Devices that are allocated whole, each to one claim."""
+    """Devices that are allocated as a whole, each to one claim."""
     parts: dict[Key, dict[str, Fraction]] = field(default_factory=dict)
     """Consumed amount of each capacity, for shared devices."""
 
     def add(self, key: Key, consumed: Mapping[str, Fraction] | None, sign: int = 1) -> None:
-        """Adds an allocation, or removes it if ``sign`` is -1. ``consumed`` is None for a whole device."""
+        """Adds an allocation, or removes it if ``sign`` is -1. ``consumed`` is None for a device that is
+        allocated as a whole.
+        """
         if consumed is None:
             (self.whole.add if sign > 0 else self.whole.discard)(key)
             return

@@ -46,7 +46,9 @@ class Claim:
     users: tuple[str, ...] = ()
     """The pod's containers that use the claim at the same time."""
     pods: int = 1
-    """Number of pods in the files that use the claim. More than one only for a ResourceClaim that the pods name."""
+    """Number of pods that use the claim, counted in all files. It can be greater than 1 only if the pods refer to a
+    ResourceClaim by name.
+    """
 
     @property
     def document(self) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def _name_of(metadata: Mapping[str, Any]) -> str:
 
 
 def _named_claims(spec: Mapping[str, Any]) -> set[str]:
-    """Returns the names of the ResourceClaims that a pod names. The fields have not been validated yet."""
+    """Returns the names of the ResourceClaims that a pod refers to. The fields have not been validated yet."""
     entries = spec.get("resourceClaims")
     names = [
         one.get("resourceClaimName") for one in (entries if isinstance(entries, list) else ()) if isinstance(one, dict)

@@ -132,10 +132,11 @@ def unmet(requests: Sequence[PodRequest], in_use: AllocatedDevices) -> list[str]
 
 
 def device_limits(requests: Sequence[PodRequest]) -> list[int]:
-    """Returns, for each request, the maximum number of devices that this request and the claim's earlier requests may
-    get together.
+    """Returns, for each request, the maximum total number of devices that this request and the claim's earlier requests
+    may get.
 
-    This is the maximum for the whole claim, minus the minimum number of devices that the claim's later requests need.
+    The result is the maximum for the whole claim, minus the minimum number of devices that the claim's later requests
+    need.
     """
     found, later = [], Counter[int]()
     for one in reversed(requests):

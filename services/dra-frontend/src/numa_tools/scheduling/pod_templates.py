@@ -4,8 +4,8 @@
 A pod template is a map that contains a list ``spec.containers`` or ``spec.resourceClaims``, under a key that is
 ``template`` or ends with ``Template``. The rule does not depend on the object's kind, so it covers JobSet,
 LeaderWorkerSet, MPIJob, RayCluster, Kueue's Workload and others. A complete Pod inside another object is also treated
-as a template. The number of pods created from a template is known if the maps around the template contain the usual
-fields for replicas.
+as a template. The number of pods created from a template is known if the enclosing maps contain the usual replica
+fields.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ class PodTemplate:
     """Name that distinguishes this template from the object's other templates, such as the name of a replica group."""
     spec: Mapping[str, Any]
     pods: int
-    """Number of pods that run at the same time, if the object specifies it, or else 1."""
+    """Number of pods that run at the same time, or 1 if the object does not specify it."""
 
 
 @dataclass(frozen=True, slots=True)

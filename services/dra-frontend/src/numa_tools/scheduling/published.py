@@ -116,10 +116,11 @@ def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
 
 
 def slices_of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
-    """Returns the slices that belong to a node and those that are not tied to one node. Raises ManifestError.
+    """Returns the slices that belong to a node and those that are not tied to one node. Raises ManifestError if
+    a slice is malformed, or if the slices name several nodes but not this one.
 
-    If the slices name at most one node, all of them are returned, even if that node's name is not ``node``: the files
-    of a captured machine rarely contain the name of its node.
+    If the slices name at most one node, all of them are returned, even if the name differs from ``node``: the files of
+    a captured machine rarely contain the name of its node.
     """
     named = sorted({name for one in documents for name in _nodes(mapping(one, "spec"))})
     if len(named) < 2:

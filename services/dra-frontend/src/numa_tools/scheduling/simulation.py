@@ -59,7 +59,7 @@ class Simulation:
     """Other drivers' devices."""
     held_resources: Ledger = field(default_factory=lambda: Ledger({}))
     """Resources that are not free even though no prepared claim has them, such as those of released claims. The
-    scheduler does not know them, but the driver does. The ledger's own files are ignored.
+    driver knows about them, but the scheduler does not. The ledger's own files are ignored.
     """
     search: Search = field(init=False)
     _claim_count: int = 0

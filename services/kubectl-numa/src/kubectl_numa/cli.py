@@ -42,7 +42,7 @@ _KUBECTL_OPTIONS: Final = {
 _LABEL: Final = "app.kubernetes.io/part-of"
 """Label that all of the chart's pods have, in every node group."""
 _REGISTRY: Final = "/plugins_registry/dra.cpu"
-"""End of the path of a host directory that all of the driver's pods mount, in the kubelet's plugin registry."""
+"""End of the host path, in the kubelet's plugin registry, that all of the driver's pods mount."""
 _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
 """Interval between reads by ``claims --watch``. Each read lists all slices and claims."""
@@ -142,7 +142,7 @@ def _claim_row(namespace: str) -> Callable[[Document], Row]:
 
 
 def _watch_claims(request: Request, namespace: str, shown: Sequence[Document]) -> int:
-    """Prints the rows of new and changed claims, as kubectl does, until the command is interrupted."""
+    """Prints the rows of new and changed claims, like ``kubectl get --watch``, until the command is interrupted."""
     while True:
         time.sleep(_WATCH_SECONDS)
         found = claim_documents(request.cluster(namespace, request.arguments.selector))

@@ -170,6 +170,6 @@ def _cells(document: Document) -> Row:
 
 
 def _amount(amount: int | Mapping[str, int], kind: str) -> str:
-    """Returns ``4``, ``1.5Gi`` or ``4 of 8``."""
+    """Formats an amount, such as ``4`` CPUs or ``1.5Gi``; a free and a total amount become ``4 of 8``."""
     numbers = [amount] if isinstance(amount, int) else [amount["free"], amount["total"]]
     return " of ".join(str(one) if kind == CPUS else format_bytes(one) for one in numbers)

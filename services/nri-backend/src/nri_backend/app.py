@@ -3,9 +3,9 @@
 
 The plugin connects to the runtime without waiting for the active lock, so a standby already knows every container when
 it becomes active. Nothing here waits for the frontend. On shutdown, all tasks end before the lock is released, so two
-instances never run hooks or audits as the active instance at the same time. The end of a task does not end the task's
-thread, which may be about to write a file. So the threads are waited for as well, but only for FINISH_SECONDS, because
-a kernel call may hang.
+instances never run hooks or audits as the active instance at the same time. Ending a task does not end the thread that
+it uses, which may be about to write a file. So the process also waits for its threads, but only for FINISH_SECONDS,
+because a kernel call may hang.
 """
 
 import asyncio
@@ -228,7 +228,9 @@ class Backend:
 
     @property
     def pool_reason(self) -> Problem:
-        """Reason why the backend creates no partitions even though the configuration allows them; otherwise empty."""
+        """Reason why the backend creates no partitions even though the configuration allows them; empty if there is
+        none.
+        """
         asked = self._settings.config.cpu_exclusivity == "pool"
         return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
 

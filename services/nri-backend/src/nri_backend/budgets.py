@@ -84,8 +84,9 @@ OBSERVE_SECONDS: Final = 10.0
 KILL_COUNT_SECONDS: Final = 6.0
 """Interval between counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0
-"""Minimum interval between counts of killed processes if kernel events trigger the counts, and between two events of
-one exited container's cgroup that wake the audit; the second event is delayed until then.
+"""Minimum interval between counts of killed processes that are triggered by kernel events. Also the minimum interval
+between two wake-ups of the audit that are caused by events in the same exited container's cgroup: an event that occurs
+earlier wakes the audit only after this interval.
 """
 REPAIR_SECONDS: Final = 1.0
 """Minimum interval between partition repairs, so that a pod that keeps breaking its partition does not delay other

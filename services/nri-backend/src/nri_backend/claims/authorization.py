@@ -49,7 +49,9 @@ class Variable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The claims that a container's environment names. Not trusted: the pod's author can set any variable."""
+    """The claims that a container's environment names. They are not trusted, since the pod's author can set any
+    variable.
+    """
 
     claims: Mapping[ClaimKey, tuple[Variable, ...]] = field(default_factory=dict)
     """Environment variables, keyed by the claim that they name."""
@@ -129,7 +131,7 @@ class Claims:
         first_users: Mapping[ClaimKey, Owner] = MappingProxyType({}),
         is_alive: Callable[[Owner], bool] = lambda _: True,
     ) -> None:
-        """``is_alive`` returns True if the owner's pod has a live container with the owner's name."""
+        """``is_alive`` returns True if the pod of the given owner has a live container with the owner's name."""
         self.files: Mapping[ClaimKey, ClaimFile] = {}
         self.known: dict[ClaimKey, HeldClaim | str] = {}
         """For each claim, the claim with all of its requests, or the reason why no container can hold it."""

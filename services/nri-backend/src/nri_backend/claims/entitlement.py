@@ -45,8 +45,8 @@ keys, so the request's pages are added only once.
 
 
 PartitionKind = Literal["", "root", "isolated"]
-"""Value of ``cpuset.cpus.partition``: ``root`` with load balancing, ``isolated`` without; empty for a cgroup that is
-not a partition.
+"""Value of ``cpuset.cpus.partition``: ``root`` for a partition with load balancing, ``isolated`` for a partition
+without it, and empty for a cgroup that is not a partition.
 """
 _ISOLATION: Final[Mapping[str, PartitionKind]] = {"exclusive": "root", "isolated": "isolated", "mixed": ""}
 
@@ -191,7 +191,7 @@ class Entitlement:
 
     claims: tuple[HeldClaim, ...] = ()
     cpus: frozenset[int] = frozenset()
-    """CPUs of the container's claims; empty without a CPU claim."""
+    """CPUs of the container's claims; empty if the container has no CPU claim."""
     near: frozenset[int] = frozenset()
     """CPUs near the container's own that it may also use while they are in the shared pool. If none of them is in the
     pool, the container uses the whole pool. Empty if it may use only its own CPUs.

@@ -29,7 +29,7 @@ UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""
 # Maximum number of updates in the answer to Synchronize. containerd applies updates one by one under a node-wide lock,
 # taking about 30 ms each, and CRI-O fails the synchronization if an update fails. Further updates can be left out: they
-# would only correct the resources that the runtime has stored. The cgroup files are written by the audit.
+# would only correct the resources that the runtime has stored, whereas the cgroup files are written by the audit.
 MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
 
@@ -103,10 +103,11 @@ def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
     If ``tracked`` does not become a partition, all of them must leave. If it does, the kernel moves the members of the
     shared pool, so the driver has to move only the following containers first:
 
-    * Containers with exclusive CPUs of their own. A container that also uses the pool is treated like a pool member,
-      unless its exclusive CPUs are among those of ``tracked``. So is a container whose exclusive CPUs are all offline.
-    * Siblings, which have the CPUs of ``tracked`` among their excluded CPUs. The kernel does not move them: while the
-      cpuset of a container in the same pod overlaps, it refuses the partition.
+    * Containers with exclusive CPUs of their own, at least one of which is online. If all of them are offline, the
+      container is treated like a pool member. If it also uses the pool, it is treated like a pool member unless
+      ``tracked`` claims at least one of its online exclusive CPUs.
+    * Siblings, which have the CPUs of ``tracked`` among their excluded CPUs. The kernel does not move them. Instead, it
+      refuses the partition while the cpuset of a container in the same pod overlaps with it.
     * Pool members that would have no CPU left, if any CPU is held. The kernel would let them run on their parent
       cgroup's CPUs, which include held CPUs.
     """

@@ -61,8 +61,8 @@ class Desired:
     claimed: frozenset[int] = frozenset()
     """Claimed CPUs in ``effective``. All of them must be effective, whereas some of the pool's CPUs may be missing."""
     shared: bool = False
-    """True if the container uses the shared pool. The observed CPUs may then be fewer than desired, if the parent
-    allows only some of the pool.
+    """True if the container uses the shared pool. The observed CPUs may then be fewer than desired, because the
+    parent may allow only some of the pool's CPUs.
     """
     online: frozenset[int] = frozenset()
     """Online CPUs if ``cpuset.cpus`` itself has to be compared (an empty file means all of them), otherwise an empty
@@ -181,8 +181,8 @@ class Plan:
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns a container's desired cpuset: its CPUs and NUMA nodes.
 
-    A running container whose claimed CPUs are all offline is a pool member: the kernel would otherwise let it run on
-    all CPUs of its parent cgroup (cpuset, cgroup-v2.rst).
+    A running container whose claimed CPUs are all offline is treated as a pool member: the kernel would otherwise let
+    it run on all CPUs of its parent cgroup (cpuset, cgroup-v2.rst).
     """
     host, pool, own, near = state.host, state.pool, tracked.exclusive_cpus, tracked.entitlement.near
     mems, in_own_pod = tracked.entitlement.mems, tracked.identity.in_own_pod
@@ -375,8 +375,8 @@ def _pod_increases(
 ) -> LimitIncreases | None:
     """Returns the limit increases that the claims of a pod's live containers require for the pod's cgroup."""
     members = state.containers.of_pod(pod_uid)
-    # Since the cgroups were listed, the pod may have been removed, or the runtime may have reported a different cgroup
-    # for it.
+    # The pod may have been removed since the cgroups were listed, or the runtime may have reported a different cgroup
+    # for the pod.
     if all(tracked.identity.pod_cgroup != path for tracked in members):
         return None
     alive, counted = [tracked for tracked in members if tracked.phase in ALIVE], state.counted_of(pod_uid)

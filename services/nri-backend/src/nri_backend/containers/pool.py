@@ -47,11 +47,11 @@ ExclusiveUse = tuple[frozenset[int], PartitionKind]
 
 
 class NodeClaims(Claims):
-    """The node's claims, with indexes by CPU and pod. Owned by NodeState."""
+    """The node's claims, with indexes by CPU and pod. They are part of NodeState."""
 
     def __init__(self, is_alive: Callable[[Owner], bool]) -> None:
-        """Starts with no claims. ``is_alive`` returns True if the owner's pod has a live container with the owner's
-        name.
+        """Starts with no claims. ``is_alive`` returns True if the pod of the given owner has a live container with the
+        owner's name.
         """
         super().__init__(is_alive=is_alive)
         self.cpus = claimed_cpus(())
@@ -79,8 +79,8 @@ class NodeClaims(Claims):
         return changed, set(pods)
 
     def forget_users(self, used: set[ClaimKey]) -> None:
-        """Forgets the first users of claims that have no file and are not among ``used``, the claims that containers
-        hold.
+        """Discards the recorded first user of each claim that has no file and is not in ``used``, the set of claims
+        that containers hold.
         """
         first_users = self.first_users.items()
         self.first_users = {key: user for key, user in first_users if key in self.files or key in used}
@@ -146,8 +146,8 @@ class ClaimedCpus(NamedTuple):
     all: frozenset[int]
     """CPUs of all claims."""
     unpartitionable: frozenset[int]
-    """CPUs of claims that only the pool can enforce: several containers may share them, their container also uses the
-    pool, or their record cannot be read."""
+    """CPUs of claims that only the pool can enforce: several containers may share the claim, its container also uses
+    the pool, or its record cannot be read."""
     by_claim: Mapping[ClaimKey, frozenset[int]]
 
 

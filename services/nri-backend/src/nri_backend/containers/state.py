@@ -162,7 +162,7 @@ class ChangeLog:
 
 
 class NodeState:
-    """The node's state. Mutable; only the event loop changes it."""
+    """The node's state. It is mutable, but only the event loop changes it."""
 
     def __init__(self, config: Config | None = None, changed: Callable[[], object] = lambda: None) -> None:
         """Creates the state for a node about which nothing is known yet. ``changed`` is called after each change."""
@@ -408,7 +408,7 @@ class NodeState:
                 self.pool_changed()
 
     def cpus_without_claim(self, excluded: frozenset[int], *, in_own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs for a container without a claim, as Pool.cpus_without_claim() does.
+        """Returns the CPUs for a container without a claim, like Pool.cpus_without_claim().
 
         ``excluded`` only applies in partition mode, where an overlap with a sibling's partition would end that
         partition.

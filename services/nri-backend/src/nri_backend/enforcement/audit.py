@@ -26,8 +26,8 @@ containers*, which is due every ALL_CONTAINERS_SECONDS and when CPUs go offline 
 running containers that also retries partitions that the kernel has refused. An audit skips containers whose plan has
 not changed and whose files have not changed since they were last read. It reads all of them only once every
 REREAD_SECONDS, and when ``request_audit`` was called, for example because the runtime has listed its containers;
-``request_audit`` also makes an audit of all containers due. Claim files and enforcement records are compared every
-RECORDS_SECONDS.
+``request_audit`` also makes an audit of all containers due. Every RECORDS_SECONDS, the claim files and the list of
+enforcement records are compared with the copies in memory.
 
 The lists of containers that a round needs are recomputed only after a state change (AuditScope): on a quiet node, a
 tick does little more than compare files.
@@ -461,9 +461,10 @@ class Auditor:
         """Audits the containers in ``plan`` and stores the outcomes; the outcome of a hung job is stored when the job
         ends.
 
-        With ``again``, partitions that the kernel has refused are retried. If a partition turns out to be invalid, it
-        is repaired in the next round, after its siblings. This does not apply with ``final``: the siblings then come
-        before the partition in ``plan``, so if the kernel still refuses the partition, the pool enforces the claim.
+        With ``again``, partitions that the kernel has refused are retried. Without ``final``, a partition that turns
+        out to be invalid is repaired in the next round, after its siblings have been audited. With ``final``, the
+        siblings already come before the partition in ``plan``, so if the kernel still refuses the partition, the pool
+        enforces the claim.
         """
         while plan:
             late = partial(self._process_outcomes, (), final=final)

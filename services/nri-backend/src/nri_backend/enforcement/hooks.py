@@ -99,7 +99,8 @@ class Enforcer:
         for found in await self._restore_tracked():
             if (tracked := self.state.containers.get(found.id)) is not None:
                 seen = tracked.with_observation(partition=found.observed.partition, exclusive=found.observed.exclusive)
-                # The limits may have been updated while the records were read. Only the marks come from the records.
+                # The limits may have been updated while the records were being read, so only ``include_claims`` and
+                # ``kubelet_pins`` are taken from the records.
                 before, marks = tracked.runtime_limits, found.runtime_limits
                 limits = replace(
                     before,
@@ -282,8 +283,8 @@ class Enforcer:
         self.state.forget_rejected(pod.uid)
 
     def disconnected(self) -> None:
-        """Requests an audit. The claims of known containers stay enforced; the next Synchronize lists new
-        containers.
+        """Requests an audit after the connection to the runtime was lost. The claims of known containers stay enforced,
+        and the next Synchronize call lists any new containers.
         """
         self._auditor.request_audit()
 

@@ -195,7 +195,7 @@ class PartitionManager:
             text = "the exclusive CPUs of cgroups above partitions cannot be reduced"
             _log.warning(text, extra={"error": failure})
         self._reduction_error = failure
-        # If the files with the kernel's lost CPUs cannot be read, they are read again at the next tick.
+        # If the files that show which CPUs the kernel has lost cannot be read, they are read again at the next tick.
         self._reduction_due = self._reduction_due or bool(failure) or missing is None
 
     def _check_lost_cpus(self, missing: frozenset[int]) -> None:

@@ -243,7 +243,7 @@ def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
 
 
 def lost_problem(cpus: frozenset[int]) -> Problem:
-    """Returns the problem to report for lost CPUs, with the remedy."""
+    """Returns the problem to report for lost CPUs, including its remedy."""
     text = (
         f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition outlived its cgroup; the kernel "
         "may panic when another partition is created, so no more partitions will be created on this node: drain "

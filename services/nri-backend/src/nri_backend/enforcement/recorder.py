@@ -70,7 +70,9 @@ MAX_PINS_BYTES: Final = 1 << 20
 MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the rest are left to the next audit."""
 Pins = Mapping[str, frozenset[str]]
-"""The kubelet's static managers that appear to be in use, judging by a container's requests; keyed by container id."""
+"""For each container id, the kubelet's resource managers (``cpu``, ``memory``) that appear to use the static policy,
+judging by the kubelet's requests for the container.
+"""
 # Format of the ids that runtimes generate. With any other id, the record's path could be outside the directory or
 # invalid.
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -221,7 +223,7 @@ class EnforcementRecords:
         for name in names - kept:
             if name.removeprefix(".").partition(".")[0] in starting:
                 continue
-            # If one entry cannot be removed, such as a stray directory, the others are still removed.
+            # If one entry, such as a stray directory, cannot be removed, the others are still removed.
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._path}/{name}")  # noqa: PTH108
         try:

@@ -13,8 +13,8 @@ CreateContainer waits in ``admit``, so StartContainer rarely has to. ``enforce``
 since both the state and the cgroups may have changed in the meantime. It then runs a job that first reads the effective
 CPUs of the containers that were last seen on other CPUs, and writes nothing if any of those containers is now on the
 container's CPUs. In that case the hook waits again, until the same deadline. A job applies the plan that is current
-when the job begins. If the plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that
-the container starts with the plan of the last job, and the audit applies the new one.
+when the job begins. If the plan has changed by the time the job ends, the job is repeated, at most twice
+(MAX_TRIES). After that the container starts with the plan of the last job, and the audit applies the new one.
 
 If the settings of a container with a claim cannot be applied, the container is rejected; so is a container without a
 claim whose settings cannot be applied and that may be on held CPUs. The process of a rejected container is also killed,
@@ -100,13 +100,13 @@ class Starter:
         """Applies the container's plan. Returns the container, and a rejection if the plan cannot be applied.
 
         Each round waits until the container is admitted, and then runs one job, which applies the plan that is current
-        at that time. The job's outcome determines what follows; the first row that applies counts:
+        at that time. The job's outcome determines what happens next, according to the first row that applies:
 
           the cgroup contains no process              rejection: a virtual machine or a sandbox outside the cgroups
           other containers are on the CPUs            next round after a pause, or a rejection after ``clear_until``
           the container is not what the plan assumed  next round with the corrected container (_corrected)
-          the plan has changed during the job         next round, unless MAX_TRIES jobs have ended like this
-          anything else                               the outcome is stored, or is a rejection (_verify)
+          the plan has changed during the job         next round, unless MAX_TRIES jobs have ended this way
+          anything else                               the outcome is stored, or the container is rejected (_verify)
         """
         clear_until, outdated, state = self.clear_until(runtime), 0, self._state
         while True:
@@ -138,7 +138,7 @@ class Starter:
             return self._verify(tracked, outcome)
 
     def _corrected(self, tracked: Tracked, outcome: Outcome) -> Tracked | None:
-        """Returns the container as the job has shown it to be, or None if the plan assumed the right things about it.
+        """Returns the container with the corrections that the job has shown to be necessary, or None if there are none.
 
         A container without a cgroup of its own may run in its pod's sandbox. A container whose partition the kernel has
         refused gets a fallback: the pool enforces its claims. Each correction is made at most once for a container.

@@ -46,8 +46,8 @@ from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT_ERRORS, Ht
 from nri_backend.frontend_link.reports import Reports
 
 BURST: Final = 4
-"""Number of reports that may be sent in a row without delay. A claim may be waiting for CPUs that a container has just
-released.
+"""Number of reports that may be sent in a row without delay, since a claim may be waiting for CPUs that a container has
+just released.
 """
 RATE_PER_SECOND: Final = 6
 """Maximum number of reports per second after a burst."""
@@ -56,8 +56,8 @@ RECORDS_PAUSE_SECONDS: Final = 0.02
 busy loop.
 """
 RETRY_SECONDS: Final = 0.05
-"""Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS. The
-frontend is probably starting then, and it registers with the kubelet only after the first report.
+"""Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS. It is
+short because the frontend is probably starting, and registers with the kubelet only after it has received a report.
 """
 RESTART_SECONDS: Final = 10.0
 ABSENT_SECONDS: Final = 60.0

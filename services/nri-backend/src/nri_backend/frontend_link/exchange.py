@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides when a report is sent to the frontend and what it contains. No I/O. client.py describes the protocol."""
+"""Decides when a report is sent to the frontend and what it contains. This module does no I/O.
+
+client.py describes the protocol.
+"""
 
 from collections.abc import Callable
 from math import inf

@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer", bound=Document)
 
 
 class FrontendError(Exception):
-    """The frontend's answer is invalid or not supported by this release."""
+    """Raised if the frontend's answer is invalid or not supported by this release."""
 
 
 TRANSIENT_ERRORS: Final = (OSError, h11.ProtocolError, FrontendError)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serializes the reports of all containers for the frontend, and increments a generation when a report changes. No I/O.
+"""Serializes the reports of all containers for the frontend, and increments a generation when a report changes.
 
-The serialized report of each container is cached, and is serialized again only if the container has changed. A body
-with all containers is assembled from the cached reports; a body with changes contains only the reports that differ.
-client.py describes the protocol.
+This module does no I/O. The serialized report of each container is cached, and is serialized again only if the
+container has changed. A body with all containers is assembled from the cached reports; a body with changes contains
+only the reports that differ. client.py describes the protocol.
 
 The node's ``ChangeLog`` (containers/state.py) counts the changes to individual containers and rejected attempts, and
 stores the ids of those that changed most recently. ``refresh`` looks only at the ids that were added since its last

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures allocation during Prepare: 10,000 pairs of allocation and release on 512 CPUs, and how the time grows with
-the number of CPUs.
+"""Measures allocation during Prepare: 10,000 allocations, each followed by its release, on 512 CPUs, and how the time
+grows with the number of CPUs.
 
 The measured time covers everything from the claim document to the record: parsing, parameters, allocation and
 construction of the record, but no file access. This code never blocks, so CPU time is measured instead of elapsed time.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI as in the runtimes' library: strict validation of files and their versions, detection of conflicting devices, and
-injection into a container.
+"""CDI as implemented by the library that the runtimes use: strict validation of files and their versions, detection of
+conflicting devices, and injection into a container.
 
 There are two differences. The directories are read again for every container, while the library waits for inotify
 events. Only JSON files and ``env`` and ``mounts`` edits are supported.

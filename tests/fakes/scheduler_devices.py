@@ -29,7 +29,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Returns the device's identity as in an allocation result."""
+        """Returns the device's identity in the form used in allocation results."""
         return self.driver, self.pool, str(self.device["name"])
 
     @property

@@ -56,7 +56,7 @@ def test_targets_and_modules_match_the_dockerfile(compose: dict[str, Any]) -> No
 
 
 class Project:
-    """All services in the file as processes, under one directory."""
+    """Runs all services in the compose file as processes, with their files under one directory."""
 
     def __init__(self, compose: dict[str, Any], base: Path) -> None:
         self._compose = compose

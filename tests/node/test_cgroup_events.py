@@ -17,8 +17,8 @@ EXITING = Cgroup("/exiting")
 
 @pytest.mark.core
 def test_an_exit_shortly_after_another_event_is_reported() -> None:
-    """A runtime may freeze a container's cgroup just before it ends the container. The exit of the last process must be
-    reported even though no further event follows it.
+    """A runtime may freeze a container's cgroup just before it kills the container. The exit of the last process must
+    be reported even though no further event follows it.
     """
     EXITING.directory.mkdir()
     try:

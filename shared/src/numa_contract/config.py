@@ -115,7 +115,8 @@ def _cpu_list(value: object) -> object:
 _WHOLE_BYTES: Final = re.compile(r"[0-9]{1,18}([kMGT]|[KMGT]i)?")
 _PAGE_SIZE: Final = re.compile(r"[1-9][0-9]{0,8}[kmgKMG](i|[bB])?")
 _LIMIT_NAME: Final = re.compile(f"memory|hugepages-{_PAGE_SIZE.pattern}")
-# The chart's templates check what a JSON schema cannot express: the order of a CPU list, "..", a duplicate NUMA node.
+# The chart's templates check what a JSON schema cannot express: that CPU lists are in order, that paths do not contain
+# "..", and that no NUMA node is listed twice.
 _CpuListSchema = Annotated[str, Field(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$")]
 _ByteSchema = Annotated[str, Field(pattern=f"^{_WHOLE_BYTES.pattern}$")] | Annotated[int, Field(ge=0)]
 _LimitName = Annotated[str, WithJsonSchema({"type": "string", "pattern": f"^({_LIMIT_NAME.pattern})$"})]

@@ -96,7 +96,9 @@ def locked(descriptor: int) -> bool:
 
 
 def is_named(descriptor: int, path: str | Path) -> bool:
-    """Returns True if the open file still has this name. A lock on a renamed or removed file excludes no process."""
+    """Returns True if the open file still has this name. A lock on a renamed or removed file does not exclude other
+    processes.
+    """
     try:
         there = os.stat(path)  # noqa: PTH116 - called before every write; Path costs more than the call
     except OSError:

@@ -136,8 +136,8 @@ class Notice(StateDocument):
     ``PartitionsUnavailable``; empty for other codes, and if the backend has sent no code or one that this release does
     not know."""
     subject: str = ""
-    """Object that the problem or warning concerns, as described for the code; empty if it concerns the whole node or
-    service.
+    """Object that the problem or warning concerns, in the form that is documented for the code; empty if it concerns
+    the whole node or service.
     """
     text: str
     """Human-readable description of the problem or warning: one sentence, in most cases with the remedy."""

@@ -277,8 +277,8 @@ MANY = [f"{first}-8191" for first in range(1, 1600)]
     ids=["requests of a claim", "claims", "releases"],
 )
 def test_more_cpus_than_any_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
-    """Expanding a list of that many CPUs would take a gigabyte of memory. This process overwrites the list with its own
-    entries, and the next instance reads them.
+    """Expanding a list of that many CPUs would take a gigabyte of memory. The list is skipped: this process overwrites
+    it with its own entries, which the next instance can read.
     """
     journal = Journal(path)
     journal.write(JournalEntries(NAMES))

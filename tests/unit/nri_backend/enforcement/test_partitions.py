@@ -141,7 +141,7 @@ async def test_siblings_avoid_a_claims_cpus_in_their_pod(tmp_path: Path) -> None
 
 
 async def test_a_shared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
-    """Two containers cannot be one partition. Another claim on the node can still become one."""
+    """Two containers cannot share a partition. Other claims on the node can still get one."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         shared = node.claim(cpu_record("s", "r=4-5", pool=True))

@@ -90,7 +90,7 @@ class CpuConfig(Section):
     FORMER_NAMES: ClassVar[tuple[FormerName, ...]] = FORMER_PARAMETERS
 
     cpuset: Annotated[str | None, BeforeValidator(cpu_list_text)] = None
-    """CPU list as text. It is parsed only after the check that the field is allowed. YAML reads a single CPU as an
+    """CPU list as text. It is parsed only once the field is known to be allowed. YAML reads a single CPU as an
     integer, which is converted to text.
     """
     strategy: Literal["packed", "spread"] | None = None

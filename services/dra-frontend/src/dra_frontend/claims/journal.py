@@ -252,9 +252,9 @@ class _Lines:
     def dump(self, entries: JournalEntries) -> bytes:
         """Returns one line for each entry. If the lines do not fit, omits names and records, then the claims' CPUs.
 
-        A claim's CPU lists include its requests' names, whose number and length the claim's author controls. After a
-        loss, even a line without CPUs proves that the claim was prepared. Raises OSError if even the shortest lines do
-        not fit.
+        A claim's CPU lists include its requests' names, whose number and length the claim's author controls. If the
+        claim's file is lost, even a line without CPUs proves that the claim was prepared. Raises OSError if even the
+        shortest lines do not fit.
         """
         head = _line({"unlisted": True}) if entries.needs_listing else b""
         data = b"".join([head, *self._whole(entries)])

@@ -80,7 +80,7 @@ def event_name(observation: Observation, salt: str = "") -> tuple[str, str]:
 
 
 def new_event(observation: Observation, node: str, count: int, total: int, salt: str = "") -> dict[str, Any]:
-    """Returns the document that creates a condition's Event."""
+    """Returns the request body that creates the Event for a condition."""
     namespace, name = event_name(observation, salt)
     regarding = _regarding(observation)
     document = {

@@ -102,7 +102,7 @@ class ServedSocket:
         try:
             return cls(path, services, server, await asyncio.shield(placing))
         except BaseException:
-            # If this call was cancelled, the thread may have placed the file, which then has no server.
+            # If this call was cancelled, the thread may have created the socket file, on which nothing listens then.
             with suppress(OSError):
                 await asyncio.to_thread((await placing).remove)
             await server.stop(None)

@@ -108,7 +108,7 @@ def _space(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Ite
         yield problem(
             "A file system that the driver writes to is nearly full.",
             "claim files, the journal, sockets and enforcement records cannot be written, so no claim is prepared",
-            "find and remove the files that fill this file system, which is often /run: df -h, df -i, du -x",
+            "find and remove the files that are filling up this file system (often /run): df -h, df -i, du -x",
             evidence,
         )
     else:

@@ -213,9 +213,9 @@ def _class_names(document: Mapping[str, Any]) -> set[str]:
 async def _classes(
     client: KubeClient, names: set[str], local_classes: dict[str, DeviceClass]
 ) -> dict[str, DeviceClass]:
-    """Returns the cluster's classes. A class that cannot be read is taken from ``own``, this machine's classes.
+    """Returns the cluster's classes. A class that cannot be read is taken from ``local_classes``.
 
-    Raises KubeError if a class cannot be read and is not in ``own``.
+    Raises KubeError if a class cannot be read and is not in ``local_classes``, this machine's classes.
     """
     found = {name: one for name, one in local_classes.items() if name in names}
     for name in sorted(names):

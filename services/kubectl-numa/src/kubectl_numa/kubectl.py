@@ -104,7 +104,7 @@ class Kubectl:
         return done.returncode, done.stderr.decode(errors="replace")
 
     def forward(self, namespace: str, pod: str, local: int, port: int, *, open_browser: bool) -> int:
-        """Forwards a local port to a pod until the user interrupts it, and opens the browser if ``show`` is true.
+        """Forwards a local port to a pod until the user interrupts it. Opens the browser if ``open_browser`` is true.
 
         Returns kubectl's exit status. Raises KubectlError.
         """

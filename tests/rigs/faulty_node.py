@@ -77,8 +77,8 @@ _VALIDATOR: dict[str, Any] = {
 
 
 class FaultyNode:
-    """The node. A test changes it and then checks the result of :meth:`examined`. CPU 0 is reserved; a container runs
-    on the claimed CPUs 2-3.
+    """The node. A test changes it and then runs the checks with the settings that :meth:`up` yields. CPU 0 is reserved;
+    a container runs on the claimed CPUs 2-3.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How claimed CPUs are banned in irqbalance, tested against a fake with a real socket."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ class Node:
         self.root = root
         self.tree = IrqTree(root)
 
-    def evict(self, *cpus: int) -> EvictionResult:
+    def evict(self, *cpus: int, may_write: Callable[[], bool] = lambda: True) -> EvictionResult:
         """Runs one pass that vacates the given CPUs."""
         originals = OriginalsFile(f"{self.root}/interrupts.json")
         code = BackendCode.INTERRUPTS_NOT_MOVED
@@ -34,6 +35,7 @@ class Node:
             may_relocate=True,
             not_moved=code,
             delayed=frozenset({IRQBALANCE}),
+            may_write=may_write,
         )
         return evict(interrupts, DesiredIsolation(frozenset(cpus), ONLINE), frozenset())
 
@@ -134,6 +136,20 @@ def test_the_original_ban_is_restored_if_the_backend_dies_before_the_ban_is_lift
         node.evict()
         daemon.round()
         assert daemon.banned == set()
+
+
+def test_the_original_ban_is_restored_if_the_backend_is_replaced_while_it_lifts_a_ban(node: Node) -> None:
+    """The instance has stored the originals, but has not written to irqbalance, which has not applied the ban yet."""
+    with irqbalance(node.root) as daemon:
+        node.evict(2, 3)
+        answers = iter([True, False])
+        with pytest.raises(OSError, match="another instance is active"):
+            node.evict(may_write=lambda: next(answers))
+        node.tree.next_instance()
+        node.evict()
+        daemon.round()
+        assert daemon.banned == set()
+        assert node.evict() == EvictionResult()
 
 
 def test_the_original_ban_is_restored_if_the_backend_dies_before_the_first_ban_is_in_effect(node: Node) -> None:

@@ -17,7 +17,9 @@ other programs:
 A write to irqbalance is *delayed*: irqbalance returns an earlier affinity until its next round, and several writes may
 precede that round. So the file contains more than two affinities for it. The desired affinity is written even if
 irqbalance returns it already, unless it was also the last one written. The entry is dropped only by a pass that reads
-the original and has nothing to write.
+the original and has nothing to write. Since nothing restores the original once the entry has been dropped, the file
+must show that the original was in fact written, and not only about to be: after the write it contains the original
+twice at the end.
 """
 
 from collections.abc import Collection, Mapping
@@ -97,14 +99,16 @@ def plan_eviction(
     ``current`` contains their current affinities. Originals whose name is not in ``current`` are dropped, since the
     interrupt or slice no longer exists. ``delayed`` contains the names of those whose writes are delayed.
     """
-    writes, after_writes, contested = {}, {}, []
+    writes, before_restoring, after_writes, contested = {}, {}, {}, []
     new = OriginalAffinity.model_construct  # without validation
     for name, now in current.items():
         stored = originals.get(name)
         unchanged = stored is not None and now in stored.expected
         original = stored.original if stored is not None and unchanged else now
         target = reduced_affinity(original, cpus_to_vacate, online, may_relocate=may_relocate)
-        pending = stored is not None and unchanged and name in delayed and stored.expected[-1] != target
+        restores = name in delayed and target == original
+        last = (target, target) if restores else (target,)
+        pending = stored is not None and unchanged and name in delayed and stored.expected[-len(last) :] != last
         if target != now or pending:
             writes[name] = target
             if stored is not None and target != now != stored.expected[-1]:
@@ -116,9 +120,14 @@ def plan_eviction(
             if stored is not None and unchanged and name in delayed:
                 newest_first = dict.fromkeys((target, now, *reversed(stored.expected)))
                 expected = tuple(newest_first)[:_MAX_EXPECTED][::-1]
-            after_writes[name] = stored if stored and same else new(original=original, expected=expected)
+            if restores:
+                before_restoring[name] = new(original=original, expected=expected)
+                after_writes[name] = new(original=original, expected=(*expected, target))
+            else:
+                after_writes[name] = stored if stored and same else new(original=original, expected=expected)
     overwritten = {name: stored for name, stored in originals.items() if name in writes}
-    return EvictionPlan(writes, {**overwritten, **after_writes}, after_writes, tuple(contested))
+    before_writes = {**overwritten, **after_writes, **before_restoring}
+    return EvictionPlan(writes, before_writes, after_writes, tuple(contested))
 
 
 def revert_failed(after: Originals, before: Originals, failed: Collection[str]) -> Originals:

@@ -12,6 +12,7 @@ from dra_frontend.allocation.alignment import OtherDevices, needed_devices, read
 from dra_frontend.allocation.allocate import allocate_claim, parse_driver_claim
 from dra_frontend.allocation.claim import ClaimView, RefusedError, parse_claim
 from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.cpu_groups import ATTRIBUTES_OF_CPU
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.model import Cpu, Machine, MemoryKind, MemoryTraits, NumaNode
@@ -392,9 +393,15 @@ OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
     SOCKET: lambda cpu: cpu.package,
     L3: lambda cpu: cpu.l3_id,
     CORE_TYPE: lambda cpu: cpu.core_type.value,
+    "dra.cpu/coreID": lambda cpu: cpu.core_id,
+    "dra.cpu/cpuID": lambda cpu: cpu.id,
 }
 MODES: Final = (*get_args(Config.model_fields["group_by"].annotation), "individual")
 """Every groupBy value, and the mode with one device per CPU."""
+
+
+def test_the_expected_values_cover_every_attribute_of_a_cpu() -> None:
+    assert OF_CPU.keys() == ATTRIBUTES_OF_CPU.keys()
 
 
 def offered_by(mode: str, machine: Machine) -> Inventory:

@@ -72,3 +72,8 @@ class WatchExpiredError(KubeError):
 
 class KubeConfigError(KubeError):
     """The address or credentials cannot be read from the kubeconfig file or the service account."""
+
+
+def requested_delay(error: Exception) -> float:
+    """Returns the seconds that the server has asked the client to wait before the next call, or 0 if it has not."""
+    return error.retry_after if isinstance(error, KubeError) else 0.0

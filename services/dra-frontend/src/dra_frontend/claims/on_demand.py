@@ -40,7 +40,7 @@ from dra_frontend.allocation.pool_targets import (
     page_problems,
     pool_target,
 )
-from dra_frontend.api_server.errors import KubeError
+from dra_frontend.api_server.errors import KubeError, requested_delay
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.devices.shortages import Shortages
@@ -131,7 +131,7 @@ class LabelledClaims:
                         self._apply_event(kind, document)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, the other claims are served
                 self._error_log.log("claims", "claims for on-demand hugepages cannot be watched", error)
-                minimum_wait = error.retry_after if isinstance(error, KubeError) else 0.0
+                minimum_wait = requested_delay(error)
             await asyncio.sleep(max(waits.next(), minimum_wait))
 
     async def apply(self, view: ClaimView, documents: list[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from numa_node.backoff import Backoff
 from numa_node.log import ErrorLog
 
-from dra_frontend.api_server.errors import ForbiddenError, KubeError, NotFoundError
+from dra_frontend.api_server.errors import ForbiddenError, KubeError, NotFoundError, requested_delay
 from dra_frontend.devices.gates import kubelet_counts_claims
 from dra_frontend.devices.reserves import reserved_by_kubelet
 from dra_frontend.machine.model import MEMORY_STEP
@@ -116,6 +116,6 @@ class NodeStatus:
                         self.first_read_done.set()
                     lasting = self.first_read_done.is_set() and isinstance(error, ForbiddenError)
                     wait = regular if lasting else waits
-                    minimum_wait = error.retry_after if isinstance(error, KubeError) else 0.0
+                    minimum_wait = requested_delay(error)
                     raise
             await asyncio.sleep(max(wait.next(), minimum_wait))

@@ -17,7 +17,14 @@ from numa_contract.state.status import StatusCode
 from numa_node.backoff import Backoff
 
 from dra_frontend.api_server.client import KubeClient
-from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnavailableError, WatchExpiredError
+from dra_frontend.api_server.errors import (
+    ForbiddenError,
+    InvalidError,
+    KubeError,
+    UnavailableError,
+    WatchExpiredError,
+    requested_delay,
+)
 from dra_frontend.publishing.writer import GateOffError, Pools, SliceWriter
 
 _log = logging.getLogger(__name__)
@@ -93,7 +100,7 @@ class Publisher:
                     _log.info("watch expired", extra={"driver": self._driver})
                 except Exception as error:  # noqa: BLE001 - no response of a server may stop the service
                     self._record_failure(error)
-                    minimum_wait = error.retry_after if isinstance(error, KubeError) else 0.0
+                    minimum_wait = requested_delay(error)
                 await asyncio.sleep(max(waits.next(), minimum_wait))
 
     async def _run_round(self, tasks: asyncio.TaskGroup) -> None:
